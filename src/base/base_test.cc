@@ -1,0 +1,72 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/buffer.h"
+#include "base/cpu.h"
+#include "base/dtype.h"
+#include "base/thread_pool.h"
+
+namespace quire {
+namespace {
+
+// IEEE 754 binary16 evaluated by its definition, in double.
+double half_by_definition(uint16_t h) {
+  const int exponent = (h >> 10) & 31, mantissa = h & 1023;
+  const double sign = (h & 0x8000) != 0 ? -1 : 1;
+  if (exponent == 0) return sign * std::ldexp(mantissa, -24);
+  return sign * std::ldexp(1024 + mantissa, exponent - 25);
+}
+
+TEST(Half, EveryFiniteValueIsExactAlsoWhenDenormalsAreFlushed) {
+  set_flush_denormals();
+  for (uint32_t h = 0; h < 0x10000; ++h) {
+    if (((h >> 10) & 31) == 31) continue;
+    ASSERT_EQ(static_cast<double>(half_to_float(static_cast<uint16_t>(h))), half_by_definition(static_cast<uint16_t>(h)));
+  }
+  EXPECT_TRUE(std::isinf(half_to_float(0x7c00)));
+  EXPECT_TRUE(std::isnan(half_to_float(0x7e00)));
+}
+
+TEST(Bfloat16, RoundsToNearestEvenAndKeepsNaN) {
+  EXPECT_EQ(float_to_bf16(1.0F), 0x3f80);
+  EXPECT_EQ(float_to_bf16(std::bit_cast<float>(0x3f808000U)), 0x3f80);  // a tie goes to even
+  EXPECT_EQ(float_to_bf16(std::bit_cast<float>(0x3f818000U)), 0x3f82);
+  EXPECT_EQ(float_to_bf16(std::bit_cast<float>(0x3f808001U)), 0x3f81);
+  EXPECT_TRUE(std::isnan(bf16_to_float(float_to_bf16(std::bit_cast<float>(0x7f800001U)))));
+  for (uint32_t h = 0; h < 0x10000; ++h) {
+    const float f = bf16_to_float(static_cast<uint16_t>(h));
+    if (std::isnan(f)) continue;
+    ASSERT_EQ(float_to_bf16(f), h);
+  }
+}
+
+TEST(Allocator, GivesZeroedAlignedMemoryAndCountsIt) {
+  Allocator allocator;
+  {
+    for (size_t size : {size_t{1}, size_t{4096}, (size_t{2} << 20) + 1}) {
+      auto buffer = allocator.allocate(size);
+      ASSERT_TRUE(buffer);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0U);
+      EXPECT_EQ(allocator.in_use(), size);
+      EXPECT_EQ(buffer->data()[0], std::byte{0});
+      EXPECT_EQ(buffer->data()[size - 1], std::byte{0});
+      std::memset(buffer->data(), 1, size);
+    }
+  }
+  EXPECT_EQ(allocator.in_use(), 0U);
+  auto impossible = allocator.allocate(SIZE_MAX / 4);
+  ASSERT_FALSE(impossible);
+  EXPECT_EQ(impossible.error().kind, ErrorKind::kExhausted);
+}
+
+TEST(Cpu, NamesParseBackAndUnknownOnesDoNot) {
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) EXPECT_EQ(*parse_isa(name_of(isa)), isa);
+  EXPECT_FALSE(parse_isa("neon"));
+  EXPECT_GE(usable_cores(), 1);
+  EXPECT_GT(available_memory(), size_t{1} << 20);
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,59 @@
+// A Buffer owns one aligned range of memory; an Allocator is where all weight and cache memory comes from.
+//
+// Buffers are zero when made (fresh pages of the kernel) and, from 2 MiB on, aligned and advised to huge pages.
+// Memory is touched on demand: a large buffer costs nothing until it is written. An Allocator may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "quire/error.h"
+
+namespace quire {
+
+class Allocator;
+
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Buffer();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  std::span<std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  friend class Allocator;
+  void swap(Buffer& other) noexcept;
+
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  size_t mapped_ = 0;
+  Allocator* owner_ = nullptr;
+};
+
+class Allocator {
+ public:
+  Allocator() = default;
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+
+  // `size` zeroed bytes, aligned to 64 at least. kExhausted if the system refuses.
+  Result<Buffer> allocate(size_t size);
+
+  // Bytes of address space handed out and not yet returned.
+  size_t in_use() const { return in_use_.load(std::memory_order_relaxed); }
+
+ private:
+  friend class Buffer;
+  std::atomic<size_t> in_use_{0};
+};
+
+}  // namespace quire

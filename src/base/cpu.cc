@@ -1,0 +1,151 @@
+#include "base/cpu.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <set>
+#include <sstream>
+#include <string>
+
+namespace quire {
+namespace {
+
+std::string read_line(const std::string& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// The number at the start of `text`, or `otherwise` ("max", a missing file).
+size_t number_or(std::string_view text, size_t otherwise) {
+  size_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end != text.data() ? value : otherwise;
+}
+
+constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
+
+// This process's cgroup directory (version 2), or an empty string.
+std::string cgroup_directory() {
+  std::ifstream in("/proc/self/cgroup");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("0::")) return "/sys/fs/cgroup" + line.substr(3);
+  return {};
+}
+
+// Calls f(directory) for the cgroup of this process and each of its parents.
+template <class F>
+void for_each_cgroup(F&& f) {
+  for (std::string dir = cgroup_directory(); dir.size() >= std::string_view("/sys/fs/cgroup").size();) {
+    f(dir);
+    dir = dir.substr(0, dir.rfind('/'));
+  }
+}
+
+size_t meminfo_bytes(std::string_view key) {
+  std::ifstream in("/proc/meminfo");
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t digit = line.find_first_of("0123456789");
+    if (digit != std::string::npos) return number_or(std::string_view(line).substr(digit), 0) * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+CpuFeatures detect_cpu() {
+  CpuFeatures cpu;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  cpu.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  cpu.avx512 = cpu.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vnni");
+  cpu.avx512_bf16 = cpu.avx512 && __builtin_cpu_supports("avx512bf16");
+  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;  // leaf 7, subleaf 1: AVX-VNNI is bit 4 of eax
+  asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  cpu.avx_vnni = cpu.avx2 && (eax >> 4 & 1U) != 0;
+#endif
+  return cpu;
+}
+
+std::string cpu_model_name() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("model name")) return line.substr(std::min(line.size(), line.find(':') + 2));
+  return "unknown CPU";
+}
+
+std::string_view name_of(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar: return "scalar";
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
+  }
+  return "?";
+}
+
+Result<Isa> parse_isa(std::string_view name) {
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+    if (name == name_of(isa)) return isa;
+  return fail(ErrorKind::kInvalidRequest,
+              "QUIRE_ISA=" + std::string(name) + " is unknown; use scalar, avx2 or avx512", "QUIRE_ISA");
+}
+
+Result<Isa> choose_isa(const CpuFeatures& cpu) {
+#if defined(QUIRE_SCALAR_ONLY)
+  const Isa best = Isa::kScalar;
+#else
+  const Isa best = cpu.avx512 ? Isa::kAvx512 : cpu.avx2 ? Isa::kAvx2 : Isa::kScalar;
+#endif
+  const char* wanted = std::getenv("QUIRE_ISA");
+  if (wanted == nullptr || *wanted == '\0') return best;
+  auto isa = parse_isa(wanted);
+  if (isa && *isa > best)
+    return fail(ErrorKind::kUnsupported,
+                "QUIRE_ISA=" + std::string(wanted) + " is more than this CPU or build has; its best is " +
+                    std::string(name_of(best)),
+                "QUIRE_ISA");
+  return isa;
+}
+
+int usable_cores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 1;
+  std::set<std::string> cores;  // one entry a physical core: its list of hardware threads
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    const std::string id = "/sys/devices/system/cpu/cpu" + std::to_string(cpu);
+    const std::string siblings = read_line(id + "/topology/thread_siblings_list");
+    cores.insert(siblings.empty() ? id : siblings);
+  }
+  size_t count = std::max<size_t>(1, cores.size());
+  for_each_cgroup([&](const std::string& dir) {
+    std::istringstream line(read_line(dir + "/cpu.max"));
+    std::string quota, period;
+    line >> quota >> period;
+    const size_t q = number_or(quota, kUnlimited), p = number_or(period, 0);
+    if (q != kUnlimited && p > 0) count = std::min(count, std::max<size_t>(1, q / p));
+  });
+  return static_cast<int>(count);
+}
+
+size_t available_memory() {
+  size_t free = meminfo_bytes("MemAvailable:");
+  for_each_cgroup([&](const std::string& dir) {
+    const size_t limit = number_or(read_line(dir + "/memory.max"), kUnlimited);
+    if (limit == kUnlimited) return;
+    const size_t used = number_or(read_line(dir + "/memory.current"), 0);
+    free = std::min(free, limit > used ? limit - used : 0);
+  });
+  return free;
+}
+
+}  // namespace quire

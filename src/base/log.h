@@ -1,0 +1,13 @@
+// One line a message on standard error: time, level, text. The level comes from QUIRE_LOG (debug, info, warn, error).
+#pragma once
+
+#include <string_view>
+
+namespace quire::log {
+
+void debug(std::string_view message);
+void info(std::string_view message);
+void warn(std::string_view message);
+void error(std::string_view message);
+
+}  // namespace quire::log

@@ -1,0 +1,125 @@
+#include "base/thread_pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+namespace {
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+constexpr int kSpinsBetweenClockReads = 64;
+constexpr auto kSpinTime = std::chrono::milliseconds(1);
+
+// Waits until `changed()` or until the spin time is over; true if it changed.
+template <class F>
+bool spin_until(F&& changed) {
+  const auto end = std::chrono::steady_clock::now() + kSpinTime;
+  do {
+    for (int i = 0; i < kSpinsBetweenClockReads; ++i) {
+      if (changed()) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return changed();
+}
+
+}  // namespace
+
+void set_flush_denormals() {
+#if defined(__x86_64__)
+  constexpr unsigned kFtzDaz = 0x8040;
+  if ((_mm_getcsr() & kFtzDaz) != kFtzDaz) _mm_setcsr(_mm_getcsr() | kFtzDaz);
+#elif defined(__aarch64__)
+  uint64_t fpcr;
+  asm volatile("mrs %0, fpcr" : "=r"(fpcr));
+  asm volatile("msr fpcr, %0" : : "r"(fpcr | (uint64_t{1} << 24)));
+#endif
+}
+
+// `generation` counts runs. A helper that sees a new generation works and then counts itself done. Helpers register in
+// `sleepers` under the mutex before they sleep, so a run that finds no sleeper needs no lock.
+struct ThreadPool::Shared {
+  alignas(64) std::atomic<uint64_t> generation{0};
+  alignas(64) std::atomic<int> running{0};
+  alignas(64) std::atomic<int> sleepers{0};
+  Erased function = nullptr;
+  void* context = nullptr;
+  std::mutex mutex;
+  std::condition_variable wake;
+  bool stop = false;
+  std::vector<std::thread> helpers;
+
+  void help(int worker) {
+    set_flush_denormals();
+    uint64_t seen = 0;
+    for (;;) {
+      auto changed = [&] { return generation.load(std::memory_order_acquire) != seen; };
+      if (!spin_until(changed)) {
+        std::unique_lock lock(mutex);
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        wake.wait(lock, [&] { return generation.load(std::memory_order_seq_cst) != seen; });
+        sleepers.fetch_sub(1, std::memory_order_seq_cst);
+      }
+      ++seen;
+      if (stop) return;
+      function(context, worker);
+      running.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  void start_generation() {
+    generation.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst) == 0) return;
+    { std::lock_guard lock(mutex); }  // a helper between its check and its sleep finishes going to sleep first
+    wake.notify_all();
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : size_(threads), shared_(std::make_unique<Shared>()) {
+  QUIRE_CHECK(threads >= 1);
+  for (int worker = 1; worker < threads; ++worker)
+    shared_->helpers.emplace_back([this, worker] { shared_->help(worker); });
+}
+
+ThreadPool::~ThreadPool() {
+  shared_->stop = true;
+  shared_->start_generation();
+  for (auto& helper : shared_->helpers) helper.join();
+}
+
+void ThreadPool::run_inline_setup() { set_flush_denormals(); }
+
+void ThreadPool::run_erased(Erased function, void* context) {
+  set_flush_denormals();
+  if (size_ == 1) return function(context, 0);
+  shared_->function = function;
+  shared_->context = context;
+  shared_->running.store(size_ - 1, std::memory_order_relaxed);
+  shared_->start_generation();
+  function(context, 0);
+  int spins = 0;
+  while (shared_->running.load(std::memory_order_acquire) != 0) {
+    relax();
+    if (++spins % 4096 == 0) std::this_thread::yield();  // the helper may wait for this very core
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,62 @@
+// A ThreadPool runs one function on all of its workers at once: fork, work, join.
+//
+// Worker 0 is the calling thread; the others spin for about a millisecond after their last work, then sleep. A round
+// trip costs well under a microsecond while they spin. Every worker computes with flush-to-zero and denormals-are-zero
+// (docs/determinism.md, rule 12), and so does a caller from its first run().
+//
+// One thread at a time may call run(); calls do not nest. The function must not throw.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace quire {
+
+// Sets flush-to-zero and denormals-are-zero for the calling thread. Idempotent.
+void set_flush_denormals();
+
+class ThreadPool {
+ public:
+  // `threads` >= 1 workers, the caller included.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return size_; }
+
+  // Calls f(worker) with worker = 0..size()-1, each on its own thread, and returns when all have returned.
+  template <class F>
+  void run(F&& f) {
+    using Fn = std::remove_reference_t<F>;
+    run_erased([](void* context, int worker) { (*static_cast<Fn*>(context))(worker); },
+               const_cast<void*>(static_cast<const void*>(std::addressof(f))));
+  }
+
+  // Cuts 0..count-1 into one contiguous part per worker and calls f(begin, end) for each non-empty part.
+  template <class F>
+  void split(int count, F&& f) {
+    if (size_ == 1 || count <= 1) {
+      run_inline_setup();
+      if (count > 0) f(0, count);
+      return;
+    }
+    run([&](int worker) {
+      const int begin = static_cast<int>(static_cast<long long>(count) * worker / size_);
+      const int end = static_cast<int>(static_cast<long long>(count) * (worker + 1) / size_);
+      if (begin < end) f(begin, end);
+    });
+  }
+
+ private:
+  using Erased = void (*)(void* context, int worker);
+  void run_erased(Erased function, void* context);
+  void run_inline_setup();
+
+  struct Shared;
+  int size_;
+  std::unique_ptr<Shared> shared_;
+};
+
+}  // namespace quire
