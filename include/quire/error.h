@@ -1,7 +1,8 @@
 // What every boundary of Quire returns instead of throwing: a value or an Error.
 //
 // An Error carries a kind, which decides the HTTP status and the exit code, and a message a user can act on: what is
-// wrong, where, and what would be right. `param` names the request field, flag, tensor or key at fault, if there is one.
+// wrong, where, and what would be right. `param` names the request field, flag, tensor or key at fault, if there is
+// one.
 #pragma once
 
 #include <expected>

@@ -23,7 +23,8 @@ TEST(Half, EveryFiniteValueIsExactAlsoWhenDenormalsAreFlushed) {
   set_flush_denormals();
   for (uint32_t h = 0; h < 0x10000; ++h) {
     if (((h >> 10) & 31) == 31) continue;
-    ASSERT_EQ(static_cast<double>(half_to_float(static_cast<uint16_t>(h))), half_by_definition(static_cast<uint16_t>(h)));
+    ASSERT_EQ(static_cast<double>(half_to_float(static_cast<uint16_t>(h))),
+              half_by_definition(static_cast<uint16_t>(h)));
   }
   EXPECT_TRUE(std::isinf(half_to_float(0x7c00)));
   EXPECT_TRUE(std::isnan(half_to_float(0x7e00)));

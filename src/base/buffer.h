@@ -1,7 +1,8 @@
 // A Buffer owns one aligned range of memory; an Allocator is where all weight and cache memory comes from.
 //
 // Buffers are zero when made (fresh pages of the kernel) and, from 2 MiB on, aligned and advised to huge pages.
-// Memory is touched on demand: a large buffer costs nothing until it is written. An Allocator may be called from any thread.
+// Memory is touched on demand: a large buffer costs nothing until it is written. An Allocator may be called from any
+// thread.
 #pragma once
 
 #include <atomic>

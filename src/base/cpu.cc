@@ -84,9 +84,12 @@ std::string cpu_model_name() {
 
 std::string_view name_of(Isa isa) {
   switch (isa) {
-    case Isa::kScalar: return "scalar";
-    case Isa::kAvx2: return "avx2";
-    case Isa::kAvx512: return "avx512";
+    case Isa::kScalar:
+      return "scalar";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
   }
   return "?";
 }
@@ -94,8 +97,8 @@ std::string_view name_of(Isa isa) {
 Result<Isa> parse_isa(std::string_view name) {
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
     if (name == name_of(isa)) return isa;
-  return fail(ErrorKind::kInvalidRequest,
-              "QUIRE_ISA=" + std::string(name) + " is unknown; use scalar, avx2 or avx512", "QUIRE_ISA");
+  return fail(ErrorKind::kInvalidRequest, "QUIRE_ISA=" + std::string(name) + " is unknown; use scalar, avx2 or avx512",
+              "QUIRE_ISA");
 }
 
 Result<Isa> choose_isa(const CpuFeatures& cpu) {

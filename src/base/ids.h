@@ -15,9 +15,9 @@ struct StrongId {
   constexpr auto operator<=>(const StrongId&) const = default;
 };
 
-using BlockId = StrongId<struct BlockIdTag, int32_t>;      // a manager block of the pool; 0 is the null block
-using GroupId = StrongId<struct GroupIdTag, int32_t>;      // a KV cache group
-using LayerId = StrongId<struct LayerIdTag, int32_t>;      // a layer of the plan, in model order
+using BlockId = StrongId<struct BlockIdTag, int32_t>;       // a manager block of the pool; 0 is the null block
+using GroupId = StrongId<struct GroupIdTag, int32_t>;       // a KV cache group
+using LayerId = StrongId<struct LayerIdTag, int32_t>;       // a layer of the plan, in model order
 using RequestId = StrongId<struct RequestIdTag, uint64_t>;  // unique within one engine's life
 
 inline constexpr BlockId kNullBlock{0};

@@ -22,9 +22,7 @@ spdlog::logger& logger() {
   return instance;
 }
 
-void write(spdlog::level::level_enum level, std::string_view message) {
-  logger().log(level, "{}", message);
-}
+void write(spdlog::level::level_enum level, std::string_view message) { logger().log(level, "{}", message); }
 
 }  // namespace
 

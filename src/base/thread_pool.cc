@@ -88,7 +88,9 @@ struct ThreadPool::Shared {
   void start_generation() {
     generation.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) == 0) return;
-    { std::lock_guard lock(mutex); }  // a helper between its check and its sleep finishes going to sleep first
+    {
+      std::lock_guard lock(mutex);
+    }  // a helper between its check and its sleep finishes going to sleep first
     wake.notify_all();
   }
 };

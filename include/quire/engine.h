@@ -1,0 +1,114 @@
+// An Engine serves one model: it takes requests, runs them together in steps, and streams their tokens.
+//
+//   auto engine = quire::Engine::load({.model = "model.gguf"});
+//   (*engine)->submit({.prompt = {1, 2, 3}}, [](quire::Update update) { ... });
+//
+// All functions may be called from any thread. Updates of one request come in order, on the engine's own thread: a
+// sink must return quickly and must not call the engine. Destroying the engine ends what still runs with kAborted.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "quire/error.h"
+#include "quire/request.h"
+
+namespace quire {
+
+enum class Profile : uint8_t { kF32, kBF16, kQ8 };  // docs/determinism.md
+
+struct EngineOptions {
+  std::filesystem::path model = {};           // a folder in Hugging Face format or a .gguf file
+  std::optional<Profile> profile = {};        // default: by the checkpoint
+  std::optional<int64_t> max_model_len = {};  // tokens; default: the model's, lowered to what fits; given: must fit
+  bool auto_max_model_len = false;            // lower a given length too
+  std::optional<size_t> kv_cache_bytes = {};  // default: half of the memory free after weights
+  std::optional<int> block_size = {};         // tokens of a manager block; default 32
+  std::string kv_cache_layout = {};           // one of the six physical orders; empty: the default
+  bool prefix_caching = true;
+  bool hybrid_kv_cache = true;
+  int max_num_seqs = 64;
+  int max_num_batched_tokens = 2048;  // cap of the step's token budget
+  int max_waiting_requests = 1024;
+  std::chrono::milliseconds step_time{100};  // aim for a step while others decode
+  int threads = 0;                           // 0: physical cores allowed
+  bool check_integrity = false;              // walk the cache after every step
+  // Loading progress from 0 to 1, on the calling thread.
+  std::function<void(double)> progress = {};
+};
+
+// What is known of the model once loaded; immutable.
+struct ModelInfo {
+  std::string architecture;
+  Profile profile;
+  int64_t vocab_size;
+  int64_t max_model_len;  // tokens, prompt and answer
+  std::vector<TokenId> end_tokens;
+  std::string fingerprint;  // weights, profile and contract: equal fingerprints give equal bits
+  std::string isa;
+  int threads;
+  size_t weight_bytes;
+  size_t kv_cache_bytes;
+  int64_t kv_cache_tokens;  // tokens of one longest request that fit, times requests that fit
+  int num_gpu_blocks;       // blocks in the pool, named as vLLM's metric names it
+  int block_size;
+  std::vector<std::string> cache_groups;  // one line a KV cache group, for people
+};
+
+// Counts since the start, and gauges of now.
+struct EngineStats {
+  int running = 0;
+  int waiting = 0;
+  double kv_cache_usage = 0;  // 0..1 of the pool's blocks
+  int64_t free_blocks = 0;
+  int64_t total_blocks = 0;
+  uint64_t prefix_cache_queries = 0;  // tokens
+  uint64_t prefix_cache_hits = 0;     // tokens
+  uint64_t preemptions = 0;
+  uint64_t prompt_tokens = 0;
+  uint64_t prompt_tokens_cached = 0;
+  uint64_t generation_tokens = 0;
+  uint64_t finished_stop = 0;
+  uint64_t finished_length = 0;
+  uint64_t finished_abort = 0;
+  uint64_t finished_error = 0;
+  uint64_t steps = 0;
+  double step_seconds = 0;      // all of the steps' time
+  double overhead_seconds = 0;  // the part outside the forward pass
+};
+
+class Engine {
+ public:
+  using Sink = std::function<void(Update)>;
+
+  static Result<std::unique_ptr<Engine>> load(EngineOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Queues a request and returns its id. kInvalidRequest with the field's name if it can never run (empty prompt, ids
+  // outside the vocabulary, too long, parameters out of range); kExhausted if the waiting queue is full.
+  Result<uint64_t> submit(Request request, Sink sink);
+  // As submit, all or none: the answers of one request with n > 1, or several prompts.
+  Result<std::vector<uint64_t>> submit_all(std::vector<Request> requests, std::vector<Sink> sinks);
+  // Ends a request within one step; its sink gets kAborted. Unknown or finished ids are ignored.
+  void cancel(uint64_t id);
+
+  const ModelInfo& info() const;
+  EngineStats stats() const;
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quire
