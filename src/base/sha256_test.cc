@@ -45,7 +45,7 @@ TEST(Sha256, DoesNotDependOnThePieces) {
   const auto data = pattern(300);
   for (size_t size = 0; size <= data.size(); ++size) {
     const auto whole = sha256(std::span(data).first(size));
-    for (size_t piece : {1, 7, 63, 64, 65, 130}) {
+    for (size_t piece : std::array<size_t, 6>{1, 7, 63, 64, 65, 130}) {
       Sha256 hash;
       for (size_t at = 0; at < size; at += piece) hash.update(std::span(data).subspan(at, std::min(piece, size - at)));
       ASSERT_EQ(hash.finish(), whole) << size << " bytes in pieces of " << piece;
@@ -58,7 +58,7 @@ TEST(Sha256, HardwareAgreesWithPortableCode) {
   if (hardware == nullptr) GTEST_SKIP() << "this CPU or build has no SHA instructions";
   const auto data = pattern(64 * 50);
   sha256_blocks::State portable = {1, 2, 3, 4, 5, 6, 7, 8}, fast = portable;
-  for (size_t count : {1, 2, 3, 50}) {
+  for (size_t count : std::array<size_t, 4>{1, 2, 3, 50}) {
     sha256_blocks::compress_portable(portable, data.data(), count);
     hardware(fast, data.data(), count);
     ASSERT_EQ(portable, fast) << count << " blocks";

@@ -1,0 +1,29 @@
+// A Checkpoint is a model on disk, opened: its tensors and where its configuration is.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "quire/error.h"
+#include "weights/gguf.h"
+#include "weights/tensor_source.h"
+
+namespace quire::weights {
+
+struct Checkpoint {
+  enum class Kind { kHuggingFace, kGguf };
+
+  Kind kind = Kind::kHuggingFace;
+  std::filesystem::path path;             // the folder, or the .gguf file
+  std::unique_ptr<TensorSource> tensors;  // never null
+  const GgufFile* gguf = nullptr;         // kGguf: `tensors` itself, with its metadata
+  std::string config_json;                // kHuggingFace: the text of config.json, not yet parsed
+  std::string generation_config_json;     // kHuggingFace: the text of generation_config.json, or empty
+};
+
+// Opens a .gguf file, a folder with one .gguf model in it, or a folder with config.json and safetensors.
+// kNotFound, kUnsupported (nothing that is a model) or kCorruptFile.
+Result<Checkpoint> open_checkpoint(const std::filesystem::path& path);
+
+}  // namespace quire::weights
