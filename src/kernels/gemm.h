@@ -1,0 +1,103 @@
+// C[M, N] = A[M, K] * W[N, K]^T for packed weights, with every output one fixed chain of operations.
+//
+// The bits of an output depend on its row of A and its row of W alone: not on M, the tile, the thread, the instruction
+// set or the other rows (docs/determinism.md, rules 1, 2, 4 and 11). NaNs are equal whatever their payload.
+//
+// Activations are fp32 rows made ready for one kind of kernel, once, for all matrices that read them. Reading them is
+// safe from any thread; different rows may be set from different threads.
+#pragma once
+
+#include <cstdint>
+
+#include "base/buffer.h"
+#include "base/thread_pool.h"
+#include "kernels/gemm_kernels.h"
+#include "kernels/kernels.h"
+#include "kernels/pack.h"
+
+namespace quire::kernels {
+
+enum class ActivationKind : uint8_t {
+  kF32,
+  kBF16,
+  kInt8,  // rule 4: one scale per 32 inputs
+};
+
+// What a matrix of this layout is multiplied with.
+ActivationKind activation_kind(Layout layout);
+
+class Activations {
+ public:
+  // Room for `rows` rows of `inputs` numbers of any kind; keeps what it has if that is enough. Memory that is never
+  // used costs nothing. kExhausted.
+  Result<void> reserve(int rows, int inputs, Allocator& allocator);
+
+  // Forgets the content and says what comes next. Must fit what was reserved; kInt8 needs whole groups of 32.
+  void reshape(ActivationKind kind, int rows, int inputs);
+
+  // Prepares rows [begin, end) from fp32: row m lies at x + m * stride.
+  void set_rows(const KernelTable& table, const float* x, size_t stride, int begin, int end);
+  // Prepares row m from inputs() fp32 values, for example right after a norm made them.
+  void set_row(const KernelTable& table, const float* x, int m);
+
+  ActivationKind kind() const { return kind_; }
+  int rows() const { return rows_; }
+  int inputs() const { return inputs_; }
+
+  // For kernels: the elements of row m, and its groups' records.
+  const void* row(int m) const;
+  size_t stride() const { return stride_; }  // elements
+  const GroupMeta* meta(int m) const;
+  size_t meta_stride() const { return static_cast<size_t>(inputs_ / kGroup); }
+
+ private:
+  std::byte* element(int m) const;
+
+  Buffer storage_;
+  ActivationKind kind_ = ActivationKind::kF32;
+  int rows_ = 0;
+  int inputs_ = 0;
+  size_t stride_ = 0;
+};
+
+// Where results go, and what is added on the way, in this order; null leaves a step out:
+//   r = sum over K;  r = fma(addend_scale, addend, r);  r = r + bias;  r = residual + r
+// Column n of the result is out[m * stride + n - column_begin]; so are addend and residual indexed, and
+// bias[n - column_begin]. `residual` may be `out` itself: results are then added to what is there.
+struct GemmOutput {
+  float* out = nullptr;
+  size_t stride = 0;
+  const float* addend = nullptr;
+  size_t addend_stride = 0;
+  float addend_scale = 1;
+  const float* bias = nullptr;
+  const float* residual = nullptr;
+  size_t residual_stride = 0;
+  int column_begin = 0;  // a multiple of kColumnUnit
+  int column_end = -1;   // -1: all
+};
+
+// Column ranges start at a multiple of this, which is whole panels of every layout.
+inline constexpr int kColumnUnit = 64;
+
+// Rows [row_begin, row_end) of panels [panel_begin, panel_end): one worker's share.
+struct GemmPart {
+  int panel_begin = 0;
+  int panel_end = 0;
+  int row_begin = 0;
+  int row_end = 0;
+  bool operator==(const GemmPart&) const = default;
+};
+
+// Runs on all of the pool's workers. a.kind() must be the matrix's activation_kind(), a.inputs() its inputs().
+void gemm(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
+          ThreadPool& pool);
+
+// The same inside a parallel region that is already running: what `worker` of `workers` should compute (contiguous
+// panels, or blocks of rows too where there are many rows and few panels; maybe nothing), and computing it.
+GemmPart gemm_part(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
+                   int worker, int workers);
+void gemm_panels(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
+                 const GemmPart& part);
+
+}  // namespace quire::kernels

@@ -1,0 +1,33 @@
+// The KernelTable names the compute kernels of one instruction set; everything above this room calls through it.
+//
+// Every instruction set gives the same bits (docs/determinism.md), so the choice is one of speed alone. A table is a
+// value of pointers to constant data: copy it, share it between threads. All kernels expect flush-to-zero and
+// denormals-are-zero in the calling thread (ThreadPool sets them).
+#pragma once
+
+#include "base/cpu.h"
+#include "quire/error.h"
+
+namespace quire::kernels {
+
+struct GemmKernels;       // gemm_kernels.h
+struct AttentionKernels;  // attention.h
+struct RowKernels;        // row_ops.h
+
+struct KernelTable {
+  Isa isa = Isa::kScalar;
+  bool native_bf16 = false;  // bf16 products by vdpbf16ps instead of two FMAs
+  const GemmKernels* gemm = nullptr;
+  const AttentionKernels* attention = nullptr;
+  const RowKernels* rows = nullptr;
+};
+
+// The kernels of `isa` on a CPU with these features; vdpbf16ps only where it is seen to compute what rule 1 says.
+// kUnsupported if the CPU or this build lacks the instruction set.
+Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu);
+
+// Runs small cases of every kernel in the table against the scalar ones and compares all bits. kInternal, naming the
+// kernel, if one differs. Takes a few milliseconds; meant for start-up.
+Result<void> self_test(const KernelTable& table);
+
+}  // namespace quire::kernels
