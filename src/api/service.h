@@ -1,0 +1,48 @@
+// The OpenAI API over one engine: the Handler that a server runs.
+//
+//   api::Service service({.served_model_names = {"m"}});
+//   std::jthread io([&] { server->run(service.handler()); });   // answers 503 until open()
+//   service.open(api::backend_of(*engine));
+//   io.join();          // drained
+//   service.close();    // no call into the engine after this
+//
+// The server must be destroyed after the engine, since the engine's last updates are posted to it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "api/backend.h"
+#include "api/http.h"
+
+namespace quire::api {
+
+struct ServiceOptions {
+  std::vector<std::string> served_model_names;  // at least one; the first is the one that answers carry
+  std::vector<std::string> api_keys = {};       // empty: no key is asked for
+  int text_threads = 2;                         // that parse, render and tokenise
+  int max_choices = 1024;                       // answers of one request: prompts times n
+  size_t max_prompt_tokens = 4 << 20;           // of one request, times n
+};
+
+class Service {
+ public:
+  explicit Service(ServiceOptions options);
+  ~Service();
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  // Serves this model from now on. Called once, from any thread.
+  void open(Backend backend);
+  // Ends the text threads. Called when the server has stopped running, before what open() was given goes away.
+  void close();
+
+  Handler handler();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quire::api
