@@ -11,8 +11,9 @@
 namespace quire::kernels {
 
 struct GemmKernels;       // gemm_kernels.h
-struct AttentionKernels;  // attention.h
+struct AttentionKernels;  // attention_kernels.h
 struct RowKernels;        // row_ops.h
+struct ScanKernels;       // scan_kernels.h
 
 struct KernelTable {
   Isa isa = Isa::kScalar;
@@ -20,6 +21,7 @@ struct KernelTable {
   const GemmKernels* gemm = nullptr;
   const AttentionKernels* attention = nullptr;
   const RowKernels* rows = nullptr;
+  const ScanKernels* scan = nullptr;
 };
 
 // The kernels of `isa` on a CPU with these features; vdpbf16ps only where it is seen to compute what rule 1 says.
