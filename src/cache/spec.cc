@@ -20,7 +20,8 @@ auto visit_retention(const CacheSpec& spec, Fs... cases) {
   return std::visit(Overloaded<Fs...>{cases...}, spec.retention);
 }
 
-constexpr int64_t kMaxTokens = int64_t{1} << 31;  // block ids and slots are int32 and int64: positions stay far below
+constexpr int64_t kMaxTokens = int64_t{1} << 31;
+constexpr int64_t kMaxBlockSize = int64_t{1} << 20;
 constexpr int64_t kMaxPageBytes = int64_t{1} << 40;
 
 Result<void> check_range(const char* field, int64_t value, int64_t low, int64_t high) {
@@ -56,7 +57,7 @@ bool CacheSpec::operator==(const CacheSpec& o) const {
 }
 
 Result<void> validate(const CacheSpec& spec) {
-  if (auto ok = check_range("block_size", spec.block_size, 1, kMaxTokens); !ok) return ok;
+  if (auto ok = check_range("block_size", spec.block_size, 1, kMaxBlockSize); !ok) return ok;
   if (auto ok = check_range("num_kv_heads", spec.num_kv_heads, 1, 1 << 20); !ok) return ok;
   if (auto ok = check_range("tokens_per_state", spec.tokens_per_state, 1, kMaxTokens); !ok) return ok;
   if (spec.block_size % spec.tokens_per_state != 0) {
@@ -76,7 +77,15 @@ Result<void> validate(const CacheSpec& spec) {
       return ok;
     }
   }
-  if (auto ok = check_range("block_stride_alignment", spec.block_stride_alignment.value, 1, kMaxTokens); !ok) return ok;
+  const StrideAlignment& alignment = spec.block_stride_alignment;
+  if (auto ok = check_range("block_stride_alignment", alignment.value, 1, kMaxTokens); !ok) return ok;
+  if (alignment.unit == StrideAlignment::Unit::kTokens &&
+      std::gcd(alignment.value, spec.block_size) % spec.tokens_per_state != 0) {
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("cache spec: block_stride_alignment of {} tokens must be a multiple of tokens_per_state {}",
+                            alignment.value, spec.tokens_per_state),
+                "block_stride_alignment");
+  }
   return check_retention(spec);
 }
 
@@ -141,7 +150,12 @@ int64_t max_blocks(const CacheSpec& spec, int64_t length, const CacheLimits& lim
 
 int64_t table_columns(const CacheSpec& spec, int64_t length, const CacheLimits& limits) {
   if (keeps<CircularBuffer>(spec)) return 1;
-  return ceil_div(length, tokens_per_block(spec, limits.context_parallel_size));
+  const int64_t columns = ceil_div(length, tokens_per_block(spec, limits.context_parallel_size));
+  if (const auto* state = std::get_if<RecurrentState>(&spec.retention)) {
+    const bool aligned = state->checkpoints == RecurrentState::Checkpoints::kAlign;
+    return (aligned ? columns : 1) + state->speculative_blocks;
+  }
+  return columns;
 }
 
 HitRule hit_rule(const CacheSpec& spec, int64_t context_parallel_size) {
@@ -172,6 +186,8 @@ bool mergeable(const CacheSpec& a, const CacheSpec& b) {
 
 bool same_uniform_type(const CacheSpec& a, const CacheSpec& b) {
   if (a.block_size != b.block_size || a.retention.index() != b.retention.index()) return false;
+  if (a.prefix_cacheable != b.prefix_cacheable || a.context_parallel_sharded != b.context_parallel_sharded)
+    return false;
   if (keeps<FullRetention>(a)) return true;
   return a.retention == b.retention && (a.storage == Storage::kLatent) == (b.storage == Storage::kLatent);
 }
