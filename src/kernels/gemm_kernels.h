@@ -53,7 +53,6 @@ struct FinishArgs {
 };
 
 inline constexpr int kMaxTileRows = 8;
-inline constexpr int kMaxSlices = 8;
 
 struct GemmKernels {
   using Tile = void (*)(const TileArgs& args);

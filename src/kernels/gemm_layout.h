@@ -13,7 +13,7 @@
 //     super    before every eighth group of those: fp16 d[32], and (not kInt8Sub) fp16 dmin[32]
 //
 // Every piece of an integer panel is a multiple of 64 bytes, so no vector load crosses a cache line. Columns past N are
-// zero: weights (that is, their offset), scales and minimums.
+// zero bytes; what they sum up to is never written.
 //
 // Included by files that are compiled for one instruction set, so every function here has internal linkage.
 #pragma once
@@ -39,6 +39,7 @@ enum class Layout : uint8_t {
 inline constexpr int kLayouts = 10;
 inline constexpr int kGroup = 32;       // inputs that share a weight scale and an activation scale
 inline constexpr int kSuperGroups = 8;  // groups of a super-block
+inline constexpr int kMaxSlices = 8;    // parts of K, rule 11
 
 static constexpr bool is_integer(Layout l) { return l >= Layout::kInt4; }
 static constexpr bool is_int4(Layout l) { return l >= Layout::kInt4 && l <= Layout::kInt4Super; }
@@ -68,7 +69,10 @@ static constexpr size_t group_bytes(Layout l) { return weight_bytes(l) + scale_b
 static constexpr size_t group_offset(Layout l, size_t g) {
   return g * group_bytes(l) + (g + kSuperGroups - 1) / kSuperGroups * super_bytes(l);
 }
-// Start of the header of the super-block that holds group g.
+// Start of the weights of group g, and of the header of its super-block.
+static constexpr size_t weights_offset(Layout l, size_t g) {
+  return group_offset(l, g) + (g % kSuperGroups == 0 ? super_bytes(l) : 0);
+}
 static constexpr size_t super_offset(Layout l, size_t g) { return group_offset(l, g / kSuperGroups * kSuperGroups); }
 
 static constexpr size_t panel_bytes(Layout l, size_t k) {

@@ -1,0 +1,47 @@
+// For tests: random weights of every format, written from the format's own description, and what a product with them
+// must give, computed from the numbers before they were encoded. Shares no code with packing or kernels.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "weights/tensor_source.h"
+
+namespace quire::kernels::oracle {
+
+// W[N, K]. Integers: value = (factor * d) * q + min.
+struct Matrix {
+  weights::WeightFormat format;
+  int n = 0;
+  int k = 0;
+  std::vector<int> q;         // [n][k]
+  std::vector<float> d;       // [n][k / 32]: fp16 scale times its unsigned factor
+  std::vector<int> factor;    // [n][k / 16]: Q6_K's signed factors, otherwise 1
+  std::vector<float> min;     // [n][k / 32]
+  std::vector<float> values;  // [n][k]: what the file means
+  std::vector<std::byte> file;
+  weights::Tensor tensor() const;
+};
+
+Matrix random_matrix(weights::WeightFormat format, int n, int k, std::mt19937& rng);
+
+// Rule 4 for one row.
+struct QuantisedRow {
+  std::vector<int> q;
+  std::vector<float> scale;  // [k / 32]
+};
+QuantisedRow quantise(const float* x, int k);
+
+// Rows of activations with the troubles of real ones: outliers, zero groups, tiny and huge rows.
+std::vector<float> random_rows(int m, int k, std::mt19937& rng);
+
+enum class Arithmetic { kF32, kPairs, kIntegers };
+
+// C[m, n] by rules 1, 4 and 11, one output after the other. kPairs rounds the weights to bf16 unless they are f16.
+std::vector<float> product(const Matrix& w, const std::vector<float>& x, int m, Arithmetic arithmetic, int slices);
+
+// Equal bits; NaNs are equal whatever their payload. The index of the first difference, or -1.
+long first_difference(const float* want, const float* got, size_t count);
+
+}  // namespace quire::kernels::oracle

@@ -1,0 +1,350 @@
+#include "kernels/gemm_oracle.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/dtype.h"
+
+namespace quire::kernels::oracle {
+namespace {
+
+using weights::WeightFormat;
+
+size_t at(int row, int column, int columns) {
+  return static_cast<size_t>(row) * static_cast<size_t>(columns) + static_cast<size_t>(column);
+}
+
+int pick(std::mt19937& rng, int low, int high) {
+  return low + static_cast<int>(rng() % static_cast<uint32_t>(high - low + 1));
+}
+
+struct Half {
+  uint16_t bits;
+  float value;
+};
+
+// A finite fp16, sometimes zero or denormal, with its value by the definition of the format.
+Half random_half(std::mt19937& rng) {
+  const int kind = pick(rng, 0, 15);
+  const int exponent = kind == 0 ? 0 : pick(rng, 4, 18);
+  const int mantissa = kind == 1 ? 0 : pick(rng, 0, 1023);
+  const bool negative = rng() % 4 == 0;
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  return {static_cast<uint16_t>((negative ? 0x8000 : 0) | exponent << 10 | mantissa),
+          static_cast<float>(negative ? -magnitude : magnitude)};
+}
+
+void put16(std::byte* p, uint16_t value) { std::memcpy(p, &value, 2); }
+void put8(std::byte* p, int value) { *p = static_cast<std::byte>(value & 255); }
+
+// Two nibbles a byte: weight i beside weight i + 16.
+void put_nibbles(std::byte* p, const int* q) {
+  for (int i = 0; i < 16; i++) put8(p + i, (q[i] & 15) | (q[i + 16] & 15) << 4);
+}
+
+void put_fifth_bits(std::byte* p, const int* q) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 32; i++) bits |= static_cast<uint32_t>((q[i] >> 4) & 1) << i;
+  std::memcpy(p, &bits, 4);
+}
+
+// The integers a format can hold.
+std::pair<int, int> weight_range(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kQ8_0:
+      return {-128, 127};
+    case WeightFormat::kQ4_0:
+      return {-8, 7};
+    case WeightFormat::kQ5_0:
+      return {-16, 15};
+    case WeightFormat::kQ6_K:
+      return {-32, 31};
+    case WeightFormat::kQ5_1:
+    case WeightFormat::kQ5_K:
+      return {0, 31};
+    default:
+      return {0, 15};
+  }
+}
+
+bool has_minimum(WeightFormat format) {
+  return format == WeightFormat::kQ4_1 || format == WeightFormat::kQ5_1 || format == WeightFormat::kQ4_K ||
+         format == WeightFormat::kQ5_K;
+}
+
+// A block of 32 weights from column `k` of row `n`.
+void fill_block(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
+  const Half d = random_half(rng);
+  const Half min = random_half(rng);
+  const size_t group = at(n, k / 32, m.k / 32);
+  m.d[group] = d.value;
+  put16(b, d.bits);
+  std::byte* rest = b + 2;
+  if (has_minimum(m.format)) {
+    m.min[group] = min.value;
+    put16(rest, min.bits);
+    rest += 2;
+  }
+  int q[32];
+  for (int i = 0; i < 32; i++) q[i] = m.q[at(n, k + i, m.k)];
+  if (m.format == WeightFormat::kQ8_0) {
+    for (int i = 0; i < 32; i++) put8(rest + i, q[i]);
+    return;
+  }
+  const int offset = -weight_range(m.format).first;
+  for (int& value : q) value += offset;
+  if (m.format == WeightFormat::kQ5_0 || m.format == WeightFormat::kQ5_1) {
+    put_fifth_bits(rest, q);
+    rest += 4;
+  }
+  put_nibbles(rest, q);
+}
+
+// The eight pairs of 6-bit factors of a Q4_K or Q5_K block.
+void put_factors(std::byte* s, const int* of_d, const int* of_min) {
+  for (int j = 0; j < 4; j++) {
+    put8(s + j, of_d[j] | (of_d[j + 4] >> 4) << 6);
+    put8(s + j + 4, of_min[j] | (of_min[j + 4] >> 4) << 6);
+    put8(s + j + 8, (of_d[j + 4] & 15) | (of_min[j + 4] & 15) << 4);
+  }
+}
+
+void fill_q45_k(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
+  const Half d = random_half(rng);
+  const Half min = random_half(rng);
+  int of_d[8];
+  int of_min[8];
+  for (int j = 0; j < 8; j++) {
+    of_d[j] = pick(rng, 0, 63);
+    of_min[j] = pick(rng, 0, 63);
+    m.d[at(n, k / 32 + j, m.k / 32)] = d.value * static_cast<float>(of_d[j]);
+    m.min[at(n, k / 32 + j, m.k / 32)] = -(min.value * static_cast<float>(of_min[j]));
+  }
+  put16(b, d.bits);
+  put16(b + 2, min.bits);
+  put_factors(b + 4, of_d, of_min);
+  const bool five = m.format == WeightFormat::kQ5_K;
+  std::byte* high = b + 16;
+  std::byte* low = five ? b + 48 : b + 16;
+  for (int i = 0; i < 32; i++) {
+    int bits = 0;
+    for (int j = 0; j < 8; j++) {
+      const int q = m.q[at(n, k + 32 * j + i, m.k)];
+      bits |= (q >> 4) << j;
+      if (j % 2 == 0) put8(low + j / 2 * 32 + i, (q & 15) | (m.q[at(n, k + 32 * j + 32 + i, m.k)] & 15) << 4);
+    }
+    if (five) put8(high + i, bits);
+  }
+}
+
+void fill_q6_k(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
+  const Half d = random_half(rng);
+  put16(b + 208, d.bits);
+  for (int j = 0; j < 8; j++) m.d[at(n, k / 32 + j, m.k / 32)] = d.value;
+  for (int j = 0; j < 16; j++) {
+    const int factor = rng() % 8 == 0 ? -128 : pick(rng, -128, 127);
+    m.factor[at(n, k / 16 + j, m.k / 16)] = factor;
+    put8(b + 192 + j, factor);
+  }
+  // In each half of 128: four runs of 32, u = value + 32, with their low nibbles in two rows and high bits in one.
+  for (int half = 0; half < 2; half++) {
+    for (int i = 0; i < 32; i++) {
+      int u[4];
+      for (int run = 0; run < 4; run++) u[run] = m.q[at(n, k + 128 * half + 32 * run + i, m.k)] + 32;
+      put8(b + 64 * half + i, (u[0] & 15) | (u[2] & 15) << 4);
+      put8(b + 64 * half + 32 + i, (u[1] & 15) | (u[3] & 15) << 4);
+      put8(b + 128 + 32 * half + i, u[0] >> 4 | (u[1] >> 4) << 2 | (u[2] >> 4) << 4 | (u[3] >> 4) << 6);
+    }
+  }
+}
+
+void fill_quantised(Matrix& m, std::mt19937& rng) {
+  const auto [low, high] = weight_range(m.format);
+  const size_t count = m.values.size();
+  m.q.resize(count);
+  for (int& q : m.q) q = rng() % 8 == 0 ? (rng() % 2 == 0 ? low : high) : pick(rng, low, high);
+  for (int i = 0; i < m.k; i++) m.q[static_cast<size_t>(i)] = low;  // one row of the lowest: the largest sums
+  m.d.resize(count / 32);
+  m.min.resize(count / 32);
+  m.factor.assign(count / 16, 1);
+  const weights::FormatInfo& info = weights::format_info(m.format);
+  std::byte* b = m.file.data();
+  for (int n = 0; n < m.n; n++) {
+    for (int k = 0; k < m.k; k += info.block_elements, b += info.block_bytes) {
+      if (m.format == WeightFormat::kQ6_K) {
+        fill_q6_k(m, n, k, b, rng);
+      } else if (info.block_elements == 256) {
+        fill_q45_k(m, n, k, b, rng);
+      } else {
+        fill_block(m, n, k, b, rng);
+      }
+    }
+  }
+  // In double every product and sum is exact: one rounding, at the end.
+  for (size_t i = 0; i < count; i++) {
+    const double product = double{m.d[i / 32]} * m.factor[i / 16] * m.q[i];
+    m.values[i] = static_cast<float>(has_minimum(m.format) ? product + double{m.min[i / 32]} : product);
+  }
+}
+
+void fill_floats(Matrix& m, std::mt19937& rng) {
+  std::normal_distribution<float> normal;
+  for (size_t i = 0; i < m.values.size(); i++) {
+    float value = normal(rng) * 0.1F;
+    if (rng() % 32 == 0) value = std::ldexp(value, pick(rng, -150, 20));  // also denormals
+    if (m.format == WeightFormat::kF16) {
+      const Half half = random_half(rng);
+      value = half.value;
+      put16(m.file.data() + 2 * i, half.bits);
+    } else if (m.format == WeightFormat::kBF16) {
+      const uint16_t bits = float_to_bf16(value);
+      value = bf16_to_float(bits);
+      put16(m.file.data() + 2 * i, bits);
+    } else {
+      std::memcpy(m.file.data() + 4 * i, &value, 4);
+    }
+    m.values[i] = value;
+  }
+}
+
+float integer_chain(const Matrix& w, const QuantisedRow& a, int n, int begin, int end) {
+  float acc = 0;
+  for (int g = begin / 32; g < end / 32; g++) {
+    int dot = 0;
+    int sum = 0;
+    for (int k = 32 * g; k < 32 * g + 32; k++) {
+      const int q = a.q[static_cast<size_t>(k)];
+      dot += q * w.q[at(n, k, w.k)] * w.factor[at(n, k / 16, w.k / 16)];
+      sum += q;
+    }
+    const size_t group = at(n, g, w.k / 32);
+    const float scale = a.scale[static_cast<size_t>(g)];
+    acc = std::fma(w.d[group] * scale, static_cast<float>(dot), acc);
+    if (has_minimum(w.format)) acc = std::fma(w.min[group], scale * static_cast<float>(sum), acc);
+  }
+  return acc;
+}
+
+float rounded(float x) { return bf16_to_float(float_to_bf16(x)); }
+
+float pair_chain(const Matrix& w, const float* x, int n, int begin, int end) {
+  const auto weight = [&](int k) {
+    if (k >= w.k) return 0.F;
+    const float value = w.values[at(n, k, w.k)];
+    return w.format == WeightFormat::kF16 ? value : rounded(value);
+  };
+  const auto input = [&](int k) { return k >= w.k ? 0.F : rounded(x[k]); };
+  float acc = 0;
+  for (int k = begin; k < end; k += 2) {
+    acc = std::fma(input(k + 1), weight(k + 1), acc);
+    acc = std::fma(input(k), weight(k), acc);
+  }
+  return acc;
+}
+
+float f32_chain(const Matrix& w, const float* x, int n, int begin, int end) {
+  float acc = 0;
+  for (int k = begin; k < end; k++) acc = std::fma(x[k], w.values[at(n, k, w.k)], acc);
+  return acc;
+}
+
+float tree(const float* sums, int count) {
+  return count == 1 ? sums[0] : tree(sums, count / 2) + tree(sums + count / 2, count / 2);
+}
+
+}  // namespace
+
+weights::Tensor Matrix::tensor() const {
+  return {.name = "test.weight", .format = format, .shape = {n, k}, .data = file};
+}
+
+Matrix random_matrix(WeightFormat format, int n, int k, std::mt19937& rng) {
+  Matrix m;
+  m.format = format;
+  m.n = n;
+  m.k = k;
+  const size_t count = static_cast<size_t>(n) * static_cast<size_t>(k);
+  const weights::FormatInfo& info = weights::format_info(format);
+  m.values.resize(count);
+  m.file.resize(count / static_cast<size_t>(info.block_elements) * static_cast<size_t>(info.block_bytes));
+  if (weights::is_quantised(format)) {
+    fill_quantised(m, rng);
+  } else {
+    fill_floats(m, rng);
+  }
+  return m;
+}
+
+QuantisedRow quantise(const float* x, int k) {
+  QuantisedRow row;
+  for (int g = 0; g < k; g += 32) {
+    float amax = 0;
+    bool finite = true;
+    for (int i = g; i < g + 32; i++) {
+      finite = finite && std::isfinite(x[i]);
+      amax = std::max(amax, std::fabs(x[i]));
+    }
+    const bool zero = !finite || amax < 1e-30F;
+    row.scale.push_back(!finite ? std::nanf("") : zero ? 0.F : amax / 127.F);
+    for (int i = g; i < g + 32; i++) {
+      row.q.push_back(zero ? 0 : static_cast<int>(std::lrint(x[i] * (127.F / amax))));
+    }
+  }
+  return row;
+}
+
+std::vector<float> random_rows(int m, int k, std::mt19937& rng) {
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(m) * static_cast<size_t>(k));
+  for (int r = 0; r < m; r++) {
+    const int exponent = r % 5 == 3 ? pick(rng, -140, 40) : 0;
+    for (int i = 0; i < k; i++) {
+      const float value = normal(rng) * (rng() % 64 == 0 ? 30.F : 1.F);
+      x[at(r, i, k)] = std::ldexp(value, exponent);
+      if (r % 3 == 0 && i < 64) x[at(r, i, k)] = 0;
+      if (r % 7 == 6) x[at(r, i, k)] = 2;  // every weight's activation is +127
+    }
+  }
+  return x;
+}
+
+std::vector<float> product(const Matrix& w, const std::vector<float>& x, int m, Arithmetic arithmetic, int slices) {
+  std::vector<float> c(static_cast<size_t>(m) * static_cast<size_t>(w.n));
+  const int inputs = arithmetic == Arithmetic::kPairs ? (w.k + 1) / 2 * 2 : w.k;
+  for (int r = 0; r < m; r++) {
+    const float* row = x.data() + at(r, 0, w.k);
+    const QuantisedRow quantised = arithmetic == Arithmetic::kIntegers ? quantise(row, w.k) : QuantisedRow{};
+    for (int n = 0; n < w.n; n++) {
+      float sums[8];
+      for (int s = 0; s < slices; s++) {
+        const int begin = inputs / slices * s;
+        const int end = inputs / slices * (s + 1);
+        switch (arithmetic) {
+          case Arithmetic::kF32:
+            sums[s] = f32_chain(w, row, n, begin, end);
+            break;
+          case Arithmetic::kPairs:
+            sums[s] = pair_chain(w, row, n, begin, end);
+            break;
+          case Arithmetic::kIntegers:
+            sums[s] = integer_chain(w, quantised, n, begin, end);
+            break;
+        }
+      }
+      c[at(r, n, w.n)] = tree(sums, slices);
+    }
+  }
+  return c;
+}
+
+long first_difference(const float* want, const float* got, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    const bool same = std::memcmp(want + i, got + i, 4) == 0 || (std::isnan(want[i]) && std::isnan(got[i]));
+    if (!same) return static_cast<long>(i);
+  }
+  return -1;
+}
+
+}  // namespace quire::kernels::oracle

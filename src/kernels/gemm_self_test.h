@@ -1,0 +1,12 @@
+// The start-up comparison of a table's matrix kernels with the scalar ones.
+#pragma once
+
+#include "kernels/kernels.h"
+#include "quire/error.h"
+
+namespace quire::kernels {
+
+// kInternal, naming the kernel, if a bit differs. Call through self_test().
+Result<void> gemm_self_test(const KernelTable& table);
+
+}  // namespace quire::kernels

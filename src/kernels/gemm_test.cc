@@ -1,0 +1,301 @@
+// Every kernel of every instruction set this CPU has, compared bit for bit with an oracle that knows only the formats.
+#include "kernels/gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <tuple>
+
+#include "kernels/gemm_oracle.h"
+#include "kernels/gemm_self_test.h"
+
+namespace quire::kernels {
+namespace {
+
+using oracle::Arithmetic;
+using weights::WeightFormat;
+
+constexpr WeightFormat kFormats[] = {WeightFormat::kF32,  WeightFormat::kF16,  WeightFormat::kBF16, WeightFormat::kQ8_0,
+                                     WeightFormat::kQ4_0, WeightFormat::kQ4_1, WeightFormat::kQ5_0, WeightFormat::kQ5_1,
+                                     WeightFormat::kQ4_K, WeightFormat::kQ5_K, WeightFormat::kQ6_K};
+constexpr WeightTarget kTargets[] = {WeightTarget::kF32, WeightTarget::kBF16, WeightTarget::kNative};
+
+struct NamedTable {
+  std::string name;
+  KernelTable table;
+};
+
+// Each instruction set with and without the extensions that have kernels of their own.
+std::vector<NamedTable> tables() {
+  const CpuFeatures cpu = detect_cpu();
+  std::vector<NamedTable> all;
+  const auto add = [&](std::string name, Isa isa, const CpuFeatures& features) {
+    auto table = kernel_table(isa, features);
+    if (table) all.push_back({std::move(name), *table});
+  };
+  CpuFeatures plain = cpu;
+  plain.avx_vnni = false;
+  plain.avx512_bf16 = false;
+  add("scalar", Isa::kScalar, cpu);
+  add("avx2", Isa::kAvx2, plain);
+  if (cpu.avx_vnni) add("avx2 vnni", Isa::kAvx2, cpu);
+  add("avx512", Isa::kAvx512, plain);
+  if (cpu.avx512_bf16) add("avx512 bf16", Isa::kAvx512, cpu);
+  return all;
+}
+
+Arithmetic arithmetic_of(Layout layout) {
+  if (is_integer(layout)) return Arithmetic::kIntegers;
+  return layout == Layout::kF32 ? Arithmetic::kF32 : Arithmetic::kPairs;
+}
+
+class Gemm : public testing::Test {
+ protected:
+  Gemm() { set_flush_denormals(); }
+
+  PackedMatrix packed(const oracle::Matrix& w, WeightTarget target, int slices) {
+    const weights::Tensor tensor = w.tensor();
+    const PackSource source{&tensor};
+    auto matrix = pack({&source, 1}, target, slices, allocator, pool);
+    EXPECT_TRUE(matrix.has_value()) << matrix.error().message;
+    return std::move(*matrix);
+  }
+
+  // The first m rows of x through the kernels, in a vector as long as `x` has rows.
+  std::vector<float> run(const KernelTable& table, const PackedMatrix& w, const float* x, int m, ThreadPool& threads) {
+    Activations a;
+    EXPECT_TRUE(a.reserve(m, w.inputs(), allocator));
+    a.reshape(activation_kind(w.layout()), m, w.inputs());
+    threads.split(m, [&](int begin, int end) { a.set_rows(table, x, static_cast<size_t>(w.inputs()), begin, end); });
+    std::vector<float> c(static_cast<size_t>(m) * static_cast<size_t>(w.outputs()), std::nanf(""));
+    gemm(table, w, a, {.out = c.data(), .stride = static_cast<size_t>(w.outputs())}, threads);
+    return c;
+  }
+
+  Allocator allocator;
+  ThreadPool pool{2};
+  ThreadPool one{1};
+  std::mt19937 rng{7};
+};
+
+std::string place(const NamedTable& t, WeightFormat format, WeightTarget target, int m, long at) {
+  return t.name + " " + weights::format_info(format).name + " target " + std::to_string(static_cast<int>(target)) +
+         " M=" + std::to_string(m) + " at " + std::to_string(at);
+}
+
+// All formats and targets on all instruction sets, with one number of rows after the other: each row must be what it is
+// alone.
+TEST_F(Gemm, EveryFormatHasTheOraclesBitsForEveryNumberOfRows) {
+  constexpr int kN = 75;
+  constexpr int kMost = 255;
+  for (WeightFormat format : kFormats) {
+    const int k = weights::format_info(format).block_elements == 256 ? 512 : 96;
+    const oracle::Matrix w = oracle::random_matrix(format, kN, k, rng);
+    const std::vector<float> x = oracle::random_rows(kMost, k, rng);
+    for (WeightTarget target : kTargets) {
+      const PackedMatrix matrix = packed(w, target, 1);
+      const auto want = oracle::product(w, x, kMost, arithmetic_of(matrix.layout()), 1);
+      for (const NamedTable& t : tables()) {
+        for (int m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64, 255}) {
+          const auto got = run(t.table, matrix, x.data(), m, m % 2 == 0 ? one : pool);
+          const long at = oracle::first_difference(want.data(), got.data(), got.size());
+          ASSERT_EQ(at, -1) << place(t, format, target, m, at);
+        }
+      }
+    }
+  }
+}
+
+// Rule 11, with ragged and small numbers of outputs.
+TEST_F(Gemm, SlicesAreAddedInTheFixedTree) {
+  for (WeightFormat format : kFormats) {
+    const int unit = std::max(32, weights::format_info(format).block_elements);
+    for (int slices : {1, 2, 4, 8}) {
+      const int n = 1 + static_cast<int>(rng() % 130);
+      const int k = slices * unit;
+      const oracle::Matrix w = oracle::random_matrix(format, n, k, rng);
+      const std::vector<float> x = oracle::random_rows(17, k, rng);
+      for (WeightTarget target : kTargets) {
+        const PackedMatrix matrix = packed(w, target, slices);
+        const auto want = oracle::product(w, x, 17, arithmetic_of(matrix.layout()), slices);
+        for (const NamedTable& t : tables()) {
+          const auto got = run(t.table, matrix, x.data(), 17, pool);
+          const long at = oracle::first_difference(want.data(), got.data(), got.size());
+          ASSERT_EQ(at, -1) << place(t, format, target, 17, at) << " slices " << slices << " N=" << n;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Gemm, OddInputsOfFloatFormats) {
+  for (WeightFormat format : {WeightFormat::kF32, WeightFormat::kF16, WeightFormat::kBF16}) {
+    for (int k : {1, 2, 7, 33, 129}) {
+      const oracle::Matrix w = oracle::random_matrix(format, 67, k, rng);
+      const std::vector<float> x = oracle::random_rows(9, k, rng);
+      for (WeightTarget target : kTargets) {
+        const PackedMatrix matrix = packed(w, target, 1);
+        const auto want = oracle::product(w, x, 9, arithmetic_of(matrix.layout()), 1);
+        for (const NamedTable& t : tables()) {
+          const auto got = run(t.table, matrix, x.data(), 9, pool);
+          const long at = oracle::first_difference(want.data(), got.data(), got.size());
+          ASSERT_EQ(at, -1) << place(t, format, target, 9, at) << " K=" << k;
+        }
+      }
+    }
+  }
+}
+
+// A row that is not finite gives NaN in every output, and leaves its neighbours alone.
+TEST_F(Gemm, NotFiniteInputsSpoilTheirOwnRowAlone) {
+  constexpr int kK = 256;
+  constexpr int kM = 12;
+  for (WeightFormat format : kFormats) {
+    oracle::Matrix w = oracle::random_matrix(format, 40, kK, rng);
+    std::vector<float> x = oracle::random_rows(kM, kK, rng);
+    const float bad[] = {std::numeric_limits<float>::infinity(), std::nanf(""),
+                         -std::numeric_limits<float>::infinity()};
+    for (size_t r = 1; r < kM; r += 2) x[r * kK + rng() % kK] = bad[r % 3];
+    for (WeightTarget target : kTargets) {
+      const PackedMatrix matrix = packed(w, target, 1);
+      const auto want = oracle::product(w, x, kM, arithmetic_of(matrix.layout()), 1);
+      for (const NamedTable& t : tables()) {
+        const auto got = run(t.table, matrix, x.data(), kM, pool);
+        const long at = oracle::first_difference(want.data(), got.data(), got.size());
+        ASSERT_EQ(at, -1) << place(t, format, target, kM, at);
+        for (size_t i = 0; i < got.size() && is_integer(matrix.layout()); i++) {
+          ASSERT_EQ(std::isnan(got[i]), i / 40 % 2 == 1) << place(t, format, target, kM, static_cast<long>(i));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Gemm, AddsAddendBiasAndResidualInThisOrder) {
+  constexpr int kN = 75;
+  constexpr int kK = 64;
+  constexpr int kM = 7;
+  const oracle::Matrix w = oracle::random_matrix(WeightFormat::kQ4_1, kN, kK, rng);
+  const std::vector<float> x = oracle::random_rows(kM, kK, rng);
+  const std::vector<float> added = oracle::random_rows(2 * kM + 1, kN, rng);
+  const float* bias = added.data() + 2 * kM * kN;
+  for (int slices : {1, 2}) {
+    const PackedMatrix matrix = packed(w, WeightTarget::kNative, slices);
+    const auto sums = oracle::product(w, x, kM, Arithmetic::kIntegers, slices);
+    for (const NamedTable& t : tables()) {
+      Activations a;
+      ASSERT_TRUE(a.reserve(kM, kK, allocator));
+      a.reshape(ActivationKind::kInt8, kM, kK);
+      a.set_rows(t.table, x.data(), kK, 0, kM);
+      for (int steps = 0; steps < 8; steps++) {
+        // The residual is added to where it lies; rows are further apart than they are long.
+        constexpr size_t kStride = kN + 5;
+        std::vector<float> out(kM * kStride, 1.5F);
+        GemmOutput output{.out = out.data(), .stride = kStride};
+        if ((steps & 1) != 0) output.addend = added.data(), output.addend_stride = kN, output.addend_scale = 0.7F;
+        if ((steps & 2) != 0) output.bias = bias;
+        if ((steps & 4) != 0) output.residual = out.data(), output.residual_stride = kStride;
+        gemm(t.table, matrix, a, output, pool);
+        for (size_t m = 0; m < kM; m++) {
+          for (size_t n = 0; n < kStride; n++) {
+            float want = 1.5F;
+            if (n < kN) {
+              want = sums[m * kN + n];
+              if ((steps & 1) != 0) want = std::fma(0.7F, added[m * kN + n], want);
+              if ((steps & 2) != 0) want += bias[n];
+              if ((steps & 4) != 0) want = 1.5F + want;
+            }
+            ASSERT_EQ(oracle::first_difference(&want, &out[m * kStride + n], 1), -1)
+                << t.name << " steps " << steps << " at " << m << "," << n;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Gemm, ColumnRangesAreThoseColumns) {
+  constexpr int kN = 200;
+  constexpr int kK = 64;
+  constexpr int kM = 3;
+  for (WeightFormat format : {WeightFormat::kQ8_0, WeightFormat::kBF16}) {
+    const oracle::Matrix w = oracle::random_matrix(format, kN, kK, rng);
+    const std::vector<float> x = oracle::random_rows(kM, kK, rng);
+    const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
+    for (const NamedTable& t : tables()) {
+      const std::vector<float> all = run(t.table, matrix, x.data(), kM, pool);
+      Activations a;
+      ASSERT_TRUE(a.reserve(kM, kK, allocator));
+      a.reshape(activation_kind(matrix.layout()), kM, kK);
+      a.set_rows(t.table, x.data(), kK, 0, kM);
+      for (auto [begin, end] : {std::pair{0, 200}, {64, 128}, {64, 200}, {128, 129}, {0, 33}}) {
+        const auto width = static_cast<size_t>(end - begin);
+        std::vector<float> out(kM * width);
+        gemm(t.table, matrix, a, {.out = out.data(), .stride = width, .column_begin = begin, .column_end = end}, pool);
+        for (size_t m = 0; m < kM; m++) {
+          ASSERT_EQ(oracle::first_difference(&all[m * kN + static_cast<size_t>(begin)], &out[m * width], width), -1)
+              << t.name << " columns " << begin << " to " << end;
+        }
+      }
+    }
+  }
+}
+
+// Parts of all workers cover every panel and row once, whatever the shape.
+TEST_F(Gemm, PartsCoverEverythingOnce) {
+  const KernelTable table = tables().front().table;
+  for (int n : {1, 33, 192, 576, 577}) {
+    const oracle::Matrix w = oracle::random_matrix(WeightFormat::kQ8_0, n, 32, rng);
+    const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
+    for (int m : {1, 5, 64, 255, 1000}) {
+      Activations a;
+      ASSERT_TRUE(a.reserve(m, 32, allocator));
+      a.reshape(ActivationKind::kInt8, m, 32);
+      for (int workers : {1, 2, 3, 4, 6, 16}) {
+        std::vector<int> seen(static_cast<size_t>(matrix.panels() * m));
+        for (int worker = 0; worker < workers; worker++) {
+          const GemmPart part = gemm_part(table, matrix, a, {}, worker, workers);
+          for (int p = part.panel_begin; p < part.panel_end; p++) {
+            for (int r = part.row_begin; r < part.row_end; r++) seen[static_cast<size_t>(p * m + r)]++;
+          }
+        }
+        EXPECT_EQ(seen, std::vector<int>(seen.size(), 1)) << "N=" << n << " M=" << m << " workers " << workers;
+      }
+    }
+  }
+}
+
+TEST_F(Gemm, ManyRowsOfFewPanelsAreSharedByRows) {
+  const oracle::Matrix w = oracle::random_matrix(WeightFormat::kQ8_0, 32, 32, rng);
+  const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
+  Activations a;
+  ASSERT_TRUE(a.reserve(1000, 32, allocator));
+  a.reshape(ActivationKind::kInt8, 1000, 32);
+  const KernelTable table = tables().front().table;
+  EXPECT_EQ(gemm_part(table, matrix, a, {}, 0, 2), (GemmPart{0, 1, 0, 500}));
+  EXPECT_EQ(gemm_part(table, matrix, a, {}, 1, 2), (GemmPart{0, 1, 500, 1000}));
+}
+
+TEST_F(Gemm, SelfTestPassesAndSeesAWrongKernel) {
+  for (const NamedTable& t : tables()) {
+    EXPECT_TRUE(gemm_self_test(t.table)) << t.name;
+    GemmKernels wrong = *t.table.gemm;
+    wrong.tile[static_cast<size_t>(Layout::kInt4)] = wrong.tile[static_cast<size_t>(Layout::kInt4Min)];
+    KernelTable table = t.table;
+    table.gemm = &wrong;
+    const auto result = gemm_self_test(table);
+    ASSERT_FALSE(result) << t.name;
+    EXPECT_NE(result.error().message.find("int4"), std::string::npos);
+  }
+}
+
+TEST(KernelTable, RefusesWhatTheCpuLacks) {
+  EXPECT_TRUE(kernel_table(Isa::kScalar, {}));
+  EXPECT_EQ(kernel_table(Isa::kAvx2, {}).error().kind, ErrorKind::kUnsupported);
+  EXPECT_EQ(kernel_table(Isa::kAvx512, {}).error().kind, ErrorKind::kUnsupported);
+}
+
+}  // namespace
+}  // namespace quire::kernels

@@ -1,0 +1,288 @@
+#include "kernels/pack.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "kernels/pack_blocks.h"
+
+namespace quire::kernels {
+namespace {
+
+using weights::WeightFormat;
+
+constexpr int64_t kMostRows = int64_t{1} << 30;
+
+// Inputs that must stay together in a slice: a file's block, and an activation group.
+int block_inputs(WeightFormat format) { return std::max(kGroup, weights::format_info(format).block_elements); }
+
+size_t row_bytes(WeightFormat format, int inputs) {
+  const weights::FormatInfo& info = weights::format_info(format);
+  return static_cast<size_t>(inputs / info.block_elements) * static_cast<size_t>(info.block_bytes);
+}
+
+// Finds the file's row of a packed row among the stacked sources.
+class Rows {
+ public:
+  Rows(std::span<const PackSource> sources, int inputs) : sources_(sources), inputs_(inputs) {}
+
+  struct Place {
+    WeightFormat format;
+    std::span<const std::byte> blocks;
+  };
+  Place find(int n) const {
+    for (const PackSource& source : sources_) {
+      const int rows = static_cast<int>(source.tensor->shape[0]);
+      if (n >= rows) {
+        n -= rows;
+        continue;
+      }
+      const int from = source.source_row ? source.source_row(n) : n;
+      QUIRE_CHECK(from >= 0 && from < rows);
+      const size_t size = row_bytes(source.tensor->format, inputs_);
+      return {source.tensor->format, source.tensor->data.subspan(static_cast<size_t>(from) * size, size)};
+    }
+    QUIRE_CHECK(!"row lies in a source");
+    return {};
+  }
+
+ private:
+  std::span<const PackSource> sources_;
+  int inputs_;
+};
+
+// Writes one decoded group as column c of its place in a panel.
+void write_group(Layout layout, const DecodedGroup& group, int c, int g, std::byte* panel) {
+  const auto index = static_cast<size_t>(g);
+  if (has_super(layout) && g % kSuperGroups == 0) {
+    std::byte* header = panel + super_offset(layout, index);
+    std::memcpy(header + 2 * c, &group.d, 2);
+    if (has_min(layout)) std::memcpy(header + 64 + 2 * c, &group.m, 2);
+  }
+  std::byte* weights = panel + weights_offset(layout, index);
+  for (int step = 0; step < 4; step++) {
+    uint32_t low;
+    uint32_t high;
+    std::memcpy(&low, group.weights + step * 8, 4);
+    std::memcpy(&high, group.weights + step * 8 + 4, 4);
+    if (is_int4(layout)) {
+      low |= high << 4;
+      std::memcpy(weights + step * 128 + c * 4, &low, 4);
+    } else {
+      std::memcpy(weights + step * 256 + c * 4, &low, 4);
+      std::memcpy(weights + step * 256 + 128 + c * 4, &high, 4);
+    }
+  }
+  std::byte* scales = weights + weight_bytes(layout);
+  if (has_super(layout)) {
+    std::memcpy(scales + c, &group.factor[0], 1);
+    std::memcpy(scales + 32 + c, &group.factor[1], 1);
+  } else {
+    std::memcpy(scales + 2 * c, &group.d, 2);
+    if (has_min(layout)) std::memcpy(scales + 64 + 2 * c, &group.m, 2);
+  }
+}
+
+struct PanelJob {
+  Layout layout;
+  int outputs;
+  int inputs;
+  const Rows& rows;
+};
+
+void pack_integer_panel(const PanelJob& job, int p, std::byte* panel) {
+  constexpr int kColumns = 32;
+  const int columns = std::min(kColumns, job.outputs - p * kColumns);
+  for (int c = 0; c < columns; c++) {
+    const Rows::Place place = job.rows.find(p * kColumns + c);
+    for (int g = 0; g < job.inputs / kGroup; g++) {
+      write_group(job.layout, decode_group(place.format, place.blocks.data(), g), c, g, panel);
+    }
+  }
+}
+
+// Element (k, c) of a float panel.
+std::byte* float_place(Layout layout, std::byte* panel, int k, int c) {
+  const auto column = static_cast<size_t>(c);
+  const auto row = static_cast<size_t>(k);
+  if (layout == Layout::kF32) return panel + (row * 64 + column) * 4;
+  if (layout == Layout::kF16) return panel + (row * 64 + column) * 2;
+  return panel + (row / 2 * 64 + column) * 4 + row % 2 * 2;
+}
+
+void pack_float_column(Layout layout, const Rows::Place& place, int c, std::span<float> widened, std::byte* panel) {
+  const int inputs = static_cast<int>(widened.size());
+  if (layout != Layout::kF32 && weights::format_info(place.format).block_bytes == 2) {  // as it is in the file
+    for (int k = 0; k < inputs; k++) std::memcpy(float_place(layout, panel, k, c), place.blocks.data() + k * 2, 2);
+    return;
+  }
+  weights::dequantise(place.format, place.blocks, widened);
+  for (int k = 0; k < inputs; k++) {
+    const float value = widened[static_cast<size_t>(k)];
+    if (layout == Layout::kF32) {
+      std::memcpy(float_place(layout, panel, k, c), &value, 4);
+    } else {
+      const uint16_t rounded = float_to_bf16(value);
+      std::memcpy(float_place(layout, panel, k, c), &rounded, 2);
+    }
+  }
+}
+
+void pack_float_panel(const PanelJob& job, int p, std::span<float> widened, std::byte* panel) {
+  constexpr int kColumns = 64;
+  const int columns = std::min(kColumns, job.outputs - p * kColumns);
+  for (int c = 0; c < columns; c++) {
+    pack_float_column(job.layout, job.rows.find(p * kColumns + c), c, widened, panel);
+  }
+}
+
+Result<void> check_source(const weights::Tensor& tensor, const weights::Tensor& first, WeightTarget target) {
+  if (tensor.shape.size() != 2) {
+    return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is {}, not a matrix", tensor.name, describe(tensor)),
+                tensor.name);
+  }
+  if (tensor.shape[0] < 1 || tensor.shape[1] < 1 || tensor.shape[0] > kMostRows || tensor.shape[1] > kMostRows) {
+    return fail(
+        ErrorKind::kUnsupported,
+        fmt::format("tensor {} is {}; a matrix has 1 to {} rows and columns", tensor.name, describe(tensor), kMostRows),
+        tensor.name);
+  }
+  if (tensor.shape[1] != first.shape[1]) {
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("tensors {} {} and {} {} cannot be packed together: their inner sizes differ", first.name,
+                            describe(first), tensor.name, describe(tensor)),
+                tensor.name);
+  }
+  if (layout_for(tensor.format, target) != layout_for(first.format, target)) {
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("tensors {} {} and {} {} cannot be packed together: their formats differ", first.name,
+                            describe(first), tensor.name, describe(tensor)),
+                tensor.name);
+  }
+  const int block = weights::format_info(tensor.format).block_elements;
+  if (tensor.shape[1] % block != 0) {
+    return fail(
+        ErrorKind::kUnsupported,
+        fmt::format("tensor {} is {}; its inner size must be a multiple of {}", tensor.name, describe(tensor), block),
+        tensor.name);
+  }
+  const size_t want =
+      static_cast<size_t>(tensor.shape[0]) * row_bytes(tensor.format, static_cast<int>(tensor.shape[1]));
+  if (tensor.data.size() != want) {
+    return fail(ErrorKind::kCorruptFile,
+                fmt::format("tensor {} {} has {} bytes of data instead of {}", tensor.name, describe(tensor),
+                            tensor.data.size(), want),
+                tensor.name);
+  }
+  return {};
+}
+
+Result<void> check_slices(const weights::Tensor& tensor, int slices) {
+  const bool power = slices == 1 || slices == 2 || slices == 4 || slices == 8;
+  const int unit = slices == 1 ? 1 : block_inputs(tensor.format);
+  if (power && tensor.shape[1] % (int64_t{slices} * unit) == 0) return {};
+  return fail(ErrorKind::kUnsupported,
+              fmt::format("tensor {} {} cannot be cut into {} slices; 1, 2, 4 or 8 slices of whole multiples of {} can",
+                          tensor.name, describe(tensor), slices, unit),
+              tensor.name);
+}
+
+}  // namespace
+
+PackedMatrix::PackedMatrix(Layout layout, int outputs, int inputs, int slices, Buffer storage)
+    : layout_(layout),
+      outputs_(outputs),
+      inputs_(inputs),
+      slices_(slices),
+      stride_(panel_bytes(layout, static_cast<size_t>(inputs))),
+      storage_(std::move(storage)) {}
+
+Layout layout_for(WeightFormat format, WeightTarget target) {
+  if (target == WeightTarget::kF32) return Layout::kF32;
+  if (format == WeightFormat::kF16) return Layout::kF16;
+  if (target == WeightTarget::kBF16) return Layout::kBF16;
+  switch (format) {
+    case WeightFormat::kF32:
+    case WeightFormat::kF16:
+    case WeightFormat::kBF16:
+      return Layout::kBF16;
+    case WeightFormat::kQ8_0:
+    case WeightFormat::kQ5_0:
+      return Layout::kInt8;
+    case WeightFormat::kQ4_0:
+      return Layout::kInt4;
+    case WeightFormat::kQ4_1:
+      return Layout::kInt4Min;
+    case WeightFormat::kQ5_1:
+      return Layout::kInt8Min;
+    case WeightFormat::kQ4_K:
+      return Layout::kInt4Super;
+    case WeightFormat::kQ5_K:
+      return Layout::kInt8Super;
+    case WeightFormat::kQ6_K:
+      return Layout::kInt8Sub;
+  }
+  return Layout::kBF16;
+}
+
+int slice_count(WeightFormat format, int inputs, int unit) {
+  QUIRE_CHECK(inputs > 0 && unit > 0);
+  int slices = kMaxSlices;
+  while (slices > 1 && (inputs % (slices * block_inputs(format)) != 0 || inputs % (int64_t{slices} * unit) != 0)) {
+    slices /= 2;
+  }
+  return slices;
+}
+
+Result<PackedMatrix> pack(std::span<const PackSource> sources, WeightTarget target, int slices, Allocator& allocator,
+                          ThreadPool& pool) {
+  QUIRE_CHECK(!sources.empty());
+  const weights::Tensor& first = *sources.front().tensor;
+  int64_t outputs = 0;
+  for (const PackSource& source : sources) {
+    if (auto ok = check_source(*source.tensor, first, target); !ok) return std::unexpected(ok.error());
+    if (auto ok = check_slices(*source.tensor, slices); !ok) return std::unexpected(ok.error());
+    outputs += source.tensor->shape[0];
+  }
+  if (outputs > kMostRows) {
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("tensor {} and those beside it have {} rows; at most {} can be "
+                            "packed together",
+                            first.name, outputs, kMostRows),
+                first.name);
+  }
+
+  const Layout layout = layout_for(first.format, target);
+  const int inputs = static_cast<int>(first.shape[1]);
+  const int panels = static_cast<int>((outputs + panel_columns(layout) - 1) / panel_columns(layout));
+  const size_t stride = panel_bytes(layout, static_cast<size_t>(inputs));
+  auto storage = allocator.allocate(static_cast<size_t>(panels) * stride);
+  if (!storage) return std::unexpected(storage.error());
+  const size_t scratch_row = is_integer(layout) ? 0 : static_cast<size_t>(inputs);
+  auto scratch = allocator.allocate(static_cast<size_t>(pool.size()) * scratch_row * sizeof(float));
+  if (!scratch) return std::unexpected(scratch.error());
+
+  const Rows rows(sources, inputs);
+  const PanelJob job{layout, static_cast<int>(outputs), inputs, rows};
+  pool.run([&](int worker) {
+    float* mine = reinterpret_cast<float*>(scratch->data()) + static_cast<size_t>(worker) * scratch_row;
+    const auto begin = static_cast<int>(int64_t{panels} * worker / pool.size());
+    const auto end = static_cast<int>(int64_t{panels} * (worker + 1) / pool.size());
+    for (int p = begin; p < end; p++) {
+      std::byte* panel = storage->data() + static_cast<size_t>(p) * stride;
+      if (is_integer(layout)) {
+        pack_integer_panel(job, p, panel);
+      } else {
+        pack_float_panel(job, p, {mine, scratch_row}, panel);
+      }
+    }
+  });
+  return PackedMatrix(layout, static_cast<int>(outputs), inputs, slices, std::move(*storage));
+}
+
+}  // namespace quire::kernels

@@ -1,0 +1,24 @@
+// The integers and scales of quantised blocks, as files hold them, group by group of 32.
+//
+// decode_group() splits a block into what the packed layouts store: unsigned weights, fp16 fields and small factors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/gemm_layout.h"
+#include "weights/format.h"
+
+namespace quire::kernels {
+
+struct DecodedGroup {
+  uint8_t weights[kGroup];  // the value plus weight_offset() of the native layout
+  uint16_t d = 0;           // fp16 scale, of the group or its super-block
+  uint16_t m = 0;           // fp16 minimum, or dmin of the super-block
+  uint8_t factor[2] = {};   // super-blocks: of d and of dmin; kInt8Sub: of d, as int8, for each 16 inputs
+};
+
+// Group g of a row of blocks. `format` is a quantised one.
+DecodedGroup decode_group(weights::WeightFormat format, const std::byte* row, int g);
+
+}  // namespace quire::kernels

@@ -1,0 +1,180 @@
+// The readable reference: one output after the other, straight from the packed bytes. Every other file gives its bits.
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/dtype.h"
+#include "kernels/gemm_kernels.h"
+
+namespace quire::kernels {
+namespace {
+
+template <class T>
+T read(const std::byte* p) {
+  T value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+
+float read_half(const std::byte* p) { return half_to_float(read<uint16_t>(p)); }
+
+// Weight k (0..31) of column c, unsigned as stored.
+template <Layout L>
+int stored_weight(const std::byte* weights, int c, int k) {
+  if constexpr (is_int4(L)) {
+    const int byte = std::to_integer<int>(weights[(k / 8) * 128 + c * 4 + k % 4]);
+    return k % 8 < 4 ? byte & 15 : byte >> 4;
+  } else {
+    return std::to_integer<int>(weights[(k / 4) * 128 + c * 4 + k % 4]);
+  }
+}
+
+// s_w: with a super-block the product of its fp16 and a 6-bit factor, exact in fp32.
+template <Layout L>
+float weight_scale(const std::byte* header, const std::byte* scales, int c) {
+  if constexpr (L == Layout::kInt8Sub) return read_half(header + 2 * c);
+  if constexpr (has_super(L)) return read_half(header + 2 * c) * static_cast<float>(read<uint8_t>(scales + c));
+  return read_half(scales + 2 * c);
+}
+
+template <Layout L>
+float weight_min(const std::byte* header, const std::byte* scales, int c) {
+  if constexpr (has_super(L)) {
+    return -(read_half(header + 64 + 2 * c) * static_cast<float>(read<uint8_t>(scales + 32 + c)));
+  }
+  return read_half(scales + 64 + 2 * c);
+}
+
+// The exact integer part of one group: a dot product, or for 16-wide scales two, times those.
+template <Layout L>
+int32_t group_dot(const int8_t* a, const std::byte* weights, const std::byte* scales, int c) {
+  int32_t half[2] = {0, 0};
+  for (int k = 0; k < kGroup; k++) half[k / 16] += a[k] * (stored_weight<L>(weights, c, k) - weight_offset(L));
+  if constexpr (L == Layout::kInt8Sub) {
+    return half[0] * read<int8_t>(scales + c) + half[1] * read<int8_t>(scales + 32 + c);
+  }
+  return half[0] + half[1];
+}
+
+// Rule 4.
+template <Layout L>
+void integer_tile(const TileArgs& t) {
+  for (int r = 0; r < t.rows; r++) {
+    const auto* a = static_cast<const int8_t*>(t.a) + static_cast<size_t>(r) * t.a_stride;
+    const GroupMeta* meta = t.meta + static_cast<size_t>(r) * t.meta_stride;
+    for (int c = 0; c < panel_columns(L); c++) {
+      float acc = 0;
+      for (int g = t.begin / kGroup; g < t.end / kGroup; g++) {
+        const auto group = static_cast<size_t>(g);
+        const std::byte* header = t.panel + super_offset(L, group);
+        const std::byte* weights = t.panel + weights_offset(L, group);
+        const std::byte* scales = weights + weight_bytes(L);
+        const int32_t dot = group_dot<L>(a + group * kGroup, weights, scales, c);
+        acc = std::fma(weight_scale<L>(header, scales, c) * meta[g].scale, static_cast<float>(dot), acc);
+        if constexpr (has_min(L)) acc = std::fma(weight_min<L>(header, scales, c), meta[g].scaled_sum, acc);
+      }
+      t.sums[r * panel_columns(L) + c] = acc;
+    }
+  }
+}
+
+void f32_tile(const TileArgs& t) {
+  constexpr int kColumns = panel_columns(Layout::kF32);
+  for (int r = 0; r < t.rows; r++) {
+    const float* a = static_cast<const float*>(t.a) + static_cast<size_t>(r) * t.a_stride;
+    for (int c = 0; c < kColumns; c++) {
+      float acc = 0;
+      for (int k = t.begin; k < t.end; k++) acc = std::fma(a[k], read<float>(t.panel + (k * kColumns + c) * 4), acc);
+      t.sums[r * kColumns + c] = acc;
+    }
+  }
+}
+
+float pair_weight(Layout layout, const std::byte* panel, int k, int c) {
+  constexpr int kColumns = panel_columns(Layout::kBF16);
+  if (layout == Layout::kF16) return read_half(panel + (k * kColumns + c) * 2);
+  return bf16_to_float(read<uint16_t>(panel + (k / 2 * kColumns + c) * 4 + k % 2 * 2));
+}
+
+// Rule 1: pairs ascending, the odd element first.
+template <Layout L>
+void pair_tile(const TileArgs& t) {
+  constexpr int kColumns = panel_columns(L);
+  for (int r = 0; r < t.rows; r++) {
+    const auto* a = static_cast<const uint16_t*>(t.a) + static_cast<size_t>(r) * t.a_stride;
+    for (int c = 0; c < kColumns; c++) {
+      float acc = 0;
+      for (int k = t.begin; k < t.end; k += 2) {
+        acc = std::fma(bf16_to_float(a[k + 1]), pair_weight(L, t.panel, k + 1, c), acc);
+        acc = std::fma(bf16_to_float(a[k]), pair_weight(L, t.panel, k, c), acc);
+      }
+      t.sums[r * kColumns + c] = acc;
+    }
+  }
+}
+
+// Rule 11: ((0+1)+(2+3))+((4+5)+(6+7)), left in slice 0.
+void add_slices(const FinishArgs& f) {
+  const int size = f.rows * f.width;
+  for (int step = 1; step < f.slices; step *= 2) {
+    for (int s = 0; s < f.slices; s += 2 * step) {
+      for (int i = 0; i < size; i++) f.sums[s * size + i] += f.sums[(s + step) * size + i];
+    }
+  }
+}
+
+void finish(const FinishArgs& f) {
+  add_slices(f);
+  for (int r = 0; r < f.rows; r++) {
+    const auto row = static_cast<size_t>(r);
+    for (int c = 0; c < f.columns; c++) {
+      float value = f.sums[r * f.width + c];
+      if (f.addend != nullptr) value = std::fma(f.addend_scale, f.addend[row * f.addend_stride + c], value);
+      if (f.bias != nullptr) value = value + f.bias[c];
+      if (f.residual != nullptr) value = f.residual[row * f.residual_stride + c] + value;
+      f.out[row * f.out_stride + c] = value;
+    }
+  }
+}
+
+GroupMeta quantise_group(const float* x, int8_t* q) {
+  uint32_t largest = 0;  // magnitudes order like their bits, infinity and NaN above all
+  for (int k = 0; k < kGroup; k++) largest = std::max(largest, std::bit_cast<uint32_t>(x[k]) & 0x7fffffffU);
+  const auto amax = std::bit_cast<float>(largest);
+  const bool finite = largest < 0x7f800000U;
+  const bool zero = !finite || amax < 1e-30F;
+  const float inverse = zero ? 0.F : 127.F / amax;
+  const float scale = !finite ? std::bit_cast<float>(0x7fc00000U) : zero ? 0.F : amax / 127.F;
+  int32_t sum[2] = {0, 0};
+  for (int k = 0; k < kGroup; k++) {
+    q[k] = zero ? int8_t{0} : static_cast<int8_t>(std::nearbyint(x[k] * inverse));
+    sum[k / 16] += q[k];
+  }
+  const int32_t both = sum[0] + sum[1];
+  return {scale, scale * static_cast<float>(both), -8 * both, -128 * both, {-32 * sum[0], -32 * sum[1]}};
+}
+
+void quantise_row(const float* x, int k, int8_t* q, GroupMeta* meta) {
+  for (int g = 0; g < k / kGroup; g++) meta[g] = quantise_group(x + g * kGroup, q + g * kGroup);
+}
+
+void round_row_bf16(const float* x, int k, uint16_t* out) {
+  for (int i = 0; i < k; i++) out[i] = float_to_bf16(x[i]);
+}
+
+// In the order of Layout.
+constexpr GemmKernels kKernels = {
+    .tile = {f32_tile, pair_tile<Layout::kF16>, pair_tile<Layout::kBF16>, integer_tile<Layout::kInt4>,
+             integer_tile<Layout::kInt4Min>, integer_tile<Layout::kInt4Super>, integer_tile<Layout::kInt8>,
+             integer_tile<Layout::kInt8Min>, integer_tile<Layout::kInt8Super>, integer_tile<Layout::kInt8Sub>},
+    .tile_rows = {4, 4, 4, 4, 4, 4, 4, 4, 4, 4},
+    .finish = finish,
+    .quantise_row = quantise_row,
+    .round_row_bf16 = round_row_bf16,
+};
+
+}  // namespace
+
+const GemmKernels& gemm_kernels_scalar() { return kKernels; }
+
+}  // namespace quire::kernels
