@@ -1,0 +1,78 @@
+// A BlockPool hands out the blocks of one KV cache allocation, by id, and remembers what they hold.
+//
+// Every block is in exactly one state: null (block 0, never handed out), free, or held by one or more requests
+// (reference count >= 1). A free block may still be *published*: its content is found through the prefix index until
+// the block is handed out again. Free blocks are handed out in list order: at start by id; a released block that is not
+// published goes to the front, a published one to the back.
+//
+// Only the engine thread calls it. integrity() walks everything and is called after each step in tests.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/ids.h"
+#include "cache/prefix_index.h"
+#include "quire/error.h"
+
+namespace quire::cache {
+
+class BlockPool {
+ public:
+  // `total` >= 1 blocks, the null block included.
+  explicit BlockPool(int64_t total);
+
+  int64_t total() const { return static_cast<int64_t>(refs_.size()); }
+  int64_t free_count() const { return free_count_; }
+  // Held blocks over all but the null block, 0..1.
+  double usage() const;
+  int ref_count(BlockId block) const { return refs_[slot(block)]; }
+  bool is_free(BlockId block) const { return block != kNullBlock && refs_[slot(block)] == 0; }
+
+  // Appends `count` blocks at reference count 1 to `out`; what they published is forgotten. kExhausted, with nothing
+  // taken, if fewer are free.
+  Result<void> take(int64_t count, std::vector<BlockId>& out);
+
+  // One more reference for each block; a free one leaves the free list. Null blocks are passed over.
+  void hold(std::span<const BlockId> blocks);
+
+  // One reference less for each block. Those that become free keep their order: the first is handed out first among
+  // those that go to the front, and among those that go to the back. Null blocks are passed over.
+  void release(std::span<const BlockId> blocks);
+
+  PrefixIndex& index() { return index_; }
+  const PrefixIndex& index() const { return index_; }
+
+  // Called with each published block that is about to be handed out, its keys still in the index.
+  void on_evict(std::function<void(BlockId)> listener) { on_evict_ = std::move(listener); }
+  // Published blocks handed out since the start.
+  int64_t evictions() const { return evictions_; }
+
+  // The free blocks in the order they would be handed out.
+  std::vector<BlockId> free_list() const;
+
+  // `references` says how often each block is held by those who hold blocks (index = block id). kInternal, naming the
+  // block, if a count differs, a block is neither free nor held, the free list is broken, or the index is.
+  Result<void> integrity(std::span<const int> references) const;
+
+ private:
+  struct Link {
+    int32_t previous = 0;
+    int32_t next = 0;
+  };
+
+  static size_t slot(BlockId block) { return static_cast<size_t>(block.value); }
+  void link_between(BlockId block, int32_t previous, int32_t next);
+  void unlink(BlockId block);
+
+  std::vector<int> refs_;    // the null block's is always 0
+  std::vector<Link> links_;  // free list: a ring through the null block
+  int64_t free_count_ = 0;
+  int64_t evictions_ = 0;
+  PrefixIndex index_;
+  std::function<void(BlockId)> on_evict_;
+};
+
+}  // namespace quire::cache

@@ -1,0 +1,80 @@
+// Publishing: which blocks of a request become findable, and under which keys.
+#include <algorithm>
+
+#include "base/check.h"
+#include "cache/coordinator.h"
+
+namespace quire::cache {
+
+void Coordinator::publish(RequestCache& cache, const RequestTokens& tokens, int64_t num_tokens) {
+  if (!config_.enable_caching || !cache.admitted_) return;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (!groups_[g].cacheable) continue;
+    const int64_t count = tokens_to_publish(g, num_tokens);
+    publish_columns(g, cache.groups_[g], tokens, count);
+    if (fine_hits_) publish_tail(g, cache.groups_[g], tokens, count);
+  }
+}
+
+// Hits end at aligned lengths; a group that drops its last block is asked for one block more.
+int64_t Coordinator::tokens_to_publish(size_t g, int64_t num_tokens) const {
+  if (fine_hits_) return num_tokens;
+  const int64_t aligned = num_tokens / config_.scheduler_block * config_.scheduler_block;
+  if (!groups_[g].drops_last || aligned == 0) return aligned;
+  return std::min(num_tokens, aligned + groups_[g].block_tokens);
+}
+
+void Coordinator::publish_columns(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens) {
+  const Group& group = groups_[g];
+  const int64_t hashed = static_cast<int64_t>(tokens.hashes.size()) * config_.hash_block;
+  const int64_t start = state.published_columns;
+  const int64_t end = std::min(num_tokens, hashed) / group.block_tokens;
+  if (start >= end) return;
+
+  const bool recurrent = group.rule.search == HitRule::Search::kBackwardSingle;
+  const int64_t boundaries[] = {
+      replay_boundary(tokens.num_prompt_tokens, config_.scheduler_block, recurrent && any_drops_last_),
+      tokens.shared_boundary};
+  const auto mask = write_mask({.rule = group.rule,
+                                .block_tokens = group.block_tokens,
+                                .alignment_tokens = hit_alignment(),
+                                .drops_last_block = group.drops_last,
+                                .retention = config_.retention,
+                                .reused_boundaries = std::span(boundaries, tokens.shared_boundary > 0 ? 2 : 1)},
+                               start, end);
+  const GroupId id{static_cast<int32_t>(g)};
+  for (int64_t column = start; column < end; ++column) {
+    const BlockId block = state.row[static_cast<size_t>(column)];
+    if (block == kNullBlock || (mask && !(*mask)[static_cast<size_t>(column - start)])) continue;
+    const int64_t length = (column + 1) * group.block_tokens;
+    const int64_t published = pool_.index().published_tokens(block);
+    QUIRE_CHECK(published < length);
+    if (published > 0) pool_.index().forget(block);  // a boundary inside the block gives way to the whole block
+    pool_.index().insert({tokens.hashes[static_cast<size_t>(length / config_.hash_block - 1)], id}, block, length);
+    if (recurrent) states_of_this_step_.insert({id, block});
+  }
+  state.published_columns = end;
+}
+
+// The prompt's last hash boundary, where it lies inside a block. Token caches only append, so that the block may fill
+// up later and still serve the boundary. A state is overwritten by the next token: it is published only if the step
+// ends at the boundary, and moves to a copy before the next step.
+void Coordinator::publish_tail(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens) {
+  const Group& group = groups_[g];
+  const int64_t boundary = tokens.num_prompt_tokens / config_.hash_block * config_.hash_block;
+  if (boundary == 0 || boundary % group.block_tokens == 0 || boundary > num_tokens) return;
+  if (group.checkpoints && boundary != num_tokens) return;
+  const auto unit = static_cast<size_t>(boundary / config_.hash_block - 1);
+  const int64_t column = boundary / group.block_tokens;
+  if (unit >= tokens.hashes.size() || column >= static_cast<int64_t>(state.row.size())) return;
+  const BlockId block = state.row[static_cast<size_t>(column)];
+  if (block == kNullBlock) return;
+  const GroupId id{static_cast<int32_t>(g)};
+  pool_.index().insert({tokens.hashes[unit], id}, block, boundary);
+  if (!group.checkpoints) return;
+  state.shared_tail = {{column, block}};
+  state.published_columns = column;
+  states_of_this_step_.insert({id, block});
+}
+
+}  // namespace quire::cache

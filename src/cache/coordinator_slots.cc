@@ -1,0 +1,258 @@
+// Slots for a step: what a request needs, frees and takes in each group.
+#include <algorithm>
+
+#include "base/check.h"
+#include "cache/coordinator.h"
+
+namespace quire::cache {
+
+void Coordinator::begin_step() { states_of_this_step_.clear(); }
+
+bool Coordinator::allocate(RequestCache& cache, const SlotRequest& request, NewBlocks* added) {
+  QUIRE_CHECK(request.new_tokens > 0);
+  QUIRE_CHECK(!cache.admitted_ || request.hit == nullptr);
+  const int64_t hit_length = request.hit == nullptr ? 0 : request.hit->length;
+  const int64_t computed = request.computed + hit_length;
+  if (request.whole_sequence_must_fit) {
+    const int64_t whole = std::min(request.tokens.num_tokens, config_.max_model_len);
+    // A group that gives blocks back on the way never holds more than its bound.
+    const int64_t need = std::min(blocks_needed(cache, request, {whole, whole}), max_blocks_held(whole));
+    if (need + request.blocks_to_leave_free > pool_.free_count()) return false;
+  }
+  free_skipped(cache, std::max<int64_t>(0, computed - request.in_flight));
+  const int64_t main = computed + request.new_tokens;
+  const Extent extent{std::min(main + request.lookahead, config_.max_model_len), main};
+  if (blocks_needed(cache, request, extent) + request.blocks_to_leave_free > pool_.free_count()) return false;
+
+  if (!cache.admitted_) hold_hit(cache, request);  // all groups' hits, before any group takes (and evicts) a block
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    GroupState& state = cache.groups_[g];
+    const auto before = state.row.size();
+    take_blocks(g, state, extent);
+    if (added != nullptr) {
+      added->ids.insert(added->ids.end(), state.row.begin() + static_cast<std::ptrdiff_t>(before), state.row.end());
+      added->ends.push_back(static_cast<int32_t>(added->ids.size()));
+    }
+  }
+  publish(cache, request.tokens, std::min(main, request.tokens.num_tokens));
+  return true;
+}
+
+// Only tokens that are processed count: steps in flight still read the blocks below the window of later ones.
+void Coordinator::free_skipped(RequestCache& cache, int64_t processed) {
+  if (!cache.admitted_) return;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    GroupState& state = cache.groups_[g];
+    free_columns(state, skipped_tokens(spec(g), processed) / groups_[g].block_tokens);
+    if (!groups_[g].checkpoints || !state.previous_state_column) continue;
+    // The state of two steps ago has been copied on and read for the last time.
+    BlockId& previous = state.row[static_cast<size_t>(*state.previous_state_column)];
+    if (*state.previous_state_column < ceil_div(processed, groups_[g].block_tokens) - 1 && previous != kNullBlock) {
+      pool_.release({&previous, 1});
+      previous = kNullBlock;
+    }
+  }
+}
+
+// Frees columns 0 .. end-1, last first. Those before a null one went in earlier calls.
+void Coordinator::free_columns(GroupState& state, int64_t end) {
+  scratch_.clear();
+  for (int64_t c = std::min(end, static_cast<int64_t>(state.row.size())) - 1; c >= 0; --c) {
+    BlockId& block = state.row[static_cast<size_t>(c)];
+    if (block == kNullBlock) break;
+    scratch_.push_back(block);
+    block = kNullBlock;
+  }
+  pool_.release(scratch_);
+}
+
+int64_t Coordinator::blocks_needed(const RequestCache& cache, const SlotRequest& request, const Extent& extent) const {
+  int64_t need = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const GroupState* state = cache.admitted_ ? &cache.groups_[g] : nullptr;
+    need += groups_[g].checkpoints ? state_blocks_needed(g, state, request, extent.main)
+                                   : token_blocks_needed(g, state, request, extent.slots);
+  }
+  return need;
+}
+
+namespace {
+
+std::span<const BlockId> hit_row(const SlotRequest& request, size_t g) {
+  if (request.hit == nullptr) return {};
+  return request.hit->rows[g];
+}
+
+// Free blocks of a hit leave the free list when they are held: they count as needed.
+int64_t count_free(const BlockPool& pool, std::span<const BlockId> blocks) {
+  return std::ranges::count_if(blocks, [&](BlockId b) { return pool.is_free(b); });
+}
+
+}  // namespace
+
+int64_t Coordinator::token_blocks_needed(size_t g, const GroupState* state, const SlotRequest& request,
+                                         int64_t slots) const {
+  const int64_t block = groups_[g].block_tokens;
+  if (keeps<CircularBuffer>(spec(g))) return state == nullptr ? 1 : 0;
+  if (const auto* recurrent = std::get_if<RecurrentState>(&spec(g).retention)) {
+    slots += block * recurrent->speculative_blocks;
+  }
+  const int64_t required = ceil_div(slots, block);
+  // Slots given for drafts that were rejected stay: a row may be longer than required.
+  if (state != nullptr) return std::max<int64_t>(0, required - static_cast<int64_t>(state->row.size()));
+
+  const auto hits = hit_row(request, g);
+  const int64_t computed = request.computed + (request.hit == nullptr ? 0 : request.hit->length);
+  const int64_t skipped = skipped_tokens(spec(g), computed) / block;
+  int64_t need = std::max<int64_t>(0, required - std::max(skipped, static_cast<int64_t>(hits.size())));
+  if (!hits.empty() && computed % block != 0) ++need;  // the copy of the shared tail
+  const auto passed = std::min(static_cast<size_t>(skipped), hits.size());
+  return need + count_free(pool_, hits.subspan(passed));
+}
+
+// A state with checkpoints needs its running block (and those for drafts); columns between checkpoints are null.
+int64_t Coordinator::state_blocks_needed(size_t g, const GroupState* state, const SlotRequest& request,
+                                         int64_t main) const {
+  const auto hits = hit_row(request, g);
+  const GroupId id{static_cast<int32_t>(g)};
+  // This very step's forward pass has yet to write that state: wait for the next step.
+  if (!hits.empty() && states_of_this_step_.contains({id, hits.back()})) return pool_.total() + 1;
+
+  const int64_t block = groups_[g].block_tokens;
+  const int64_t drafts = std::get<RecurrentState>(spec(g).retention).speculative_blocks;
+  const auto held = static_cast<int64_t>(hits.size() + (state == nullptr ? 0 : state->row.size()));
+  const int64_t computed = request.computed + (request.hit == nullptr ? 0 : request.hit->length);
+  const bool copy = (!hits.empty() && computed % block != 0) || (state != nullptr && state->shared_tail);
+  int64_t need = std::max<int64_t>(0, ceil_div(main, block) + drafts - held) + (copy ? 1 : 0);
+  if (need > 0) {
+    need = 1 + (copy ? 1 : 0);
+    if (state == nullptr || !state->has_state) need += drafts;
+  }
+  return need + count_free(pool_, hits);
+}
+
+void Coordinator::hold_hit(RequestCache& cache, const SlotRequest& request) {
+  cache.groups_.assign(groups_.size(), {});
+  cache.admitted_ = true;
+  const int64_t computed = request.computed + (request.hit == nullptr ? 0 : request.hit->length);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (keeps<CircularBuffer>(spec(g))) continue;
+    GroupState& state = cache.groups_[g];
+    const auto hits = hit_row(request, g);
+    const auto skipped = static_cast<size_t>(skipped_tokens(spec(g), computed) / groups_[g].block_tokens);
+    const auto kept = hits.subspan(std::min(skipped, hits.size()));
+    pool_.hold(kept);
+    state.row.assign(skipped, kNullBlock);
+    state.row.insert(state.row.end(), kept.begin(), kept.end());
+    state.published_columns = static_cast<int64_t>(state.row.size());
+    if (!kept.empty() && computed % groups_[g].block_tokens != 0) {
+      state.published_columns = computed / groups_[g].block_tokens;
+      state.shared_tail = {{state.published_columns, kept.back()}};
+    }
+  }
+}
+
+void Coordinator::take_blocks(size_t g, GroupState& state, const Extent& extent) {
+  if (groups_[g].checkpoints) {
+    take_state_blocks(g, state, extent.main);
+  } else {
+    take_token_blocks(g, state, extent.slots);
+  }
+}
+
+void Coordinator::take_token_blocks(size_t g, GroupState& state, int64_t slots) {
+  if (state.shared_tail) replace_shared_tail(g, state);
+  int64_t required = ceil_div(slots, groups_[g].block_tokens);
+  if (keeps<CircularBuffer>(spec(g))) required = 1;
+  if (const auto* recurrent = std::get_if<RecurrentState>(&spec(g).retention)) {
+    required += recurrent->speculative_blocks;
+  }
+  const int64_t missing = required - static_cast<int64_t>(state.row.size());
+  if (missing > 0) QUIRE_CHECK(pool_.take(missing, state.row).has_value());
+}
+
+// The running state lives in the last column but the drafts'. Each time it moves on by a block, the old block becomes
+// the previous state (copied from in this step, freed in the next), columns passed over are null, and the drafts'
+// blocks, which nobody else knows, move along.
+void Coordinator::take_state_blocks(size_t g, GroupState& state, int64_t main) {
+  const int64_t drafts = std::get<RecurrentState>(spec(g).retention).speculative_blocks;
+  const int64_t required = ceil_div(main, groups_[g].block_tokens) + drafts;
+  const auto before = static_cast<int64_t>(state.row.size());
+  const bool had_state = state.has_state;
+  state.has_state = true;
+  if (required <= before && !state.shared_tail) return;
+
+  if (had_state) {
+    state.previous_state_column = before - 1 - drafts;
+  } else if (before > 0) {
+    state.previous_state_column = before - 1;
+  }
+  const int64_t running = required - drafts - 1;
+  while (static_cast<int64_t>(state.row.size()) < running) state.row.push_back(kNullBlock);
+  if (had_state) {
+    for (int64_t c = before - drafts; c < std::min(before, running); ++c) {
+      const BlockId block = state.row[static_cast<size_t>(c)];
+      QUIRE_CHECK(pool_.ref_count(block) == 1 && !pool_.index().is_published(block));
+      state.row[static_cast<size_t>(c)] = kNullBlock;
+      state.row.push_back(block);
+    }
+  }
+  if (state.shared_tail) {
+    had_state ? preserve_shared_tail(g, state) : replace_shared_tail(g, state);
+  }
+  const int64_t missing = required - static_cast<int64_t>(state.row.size());
+  if (missing > 0) QUIRE_CHECK(pool_.take(missing, state.row).has_value());
+}
+
+BlockId Coordinator::take_one() {
+  scratch_.clear();
+  QUIRE_CHECK(pool_.take(1, scratch_).has_value());
+  return scratch_[0];
+}
+
+// A new request writes into a copy of the block that its hit ended in. The row's reference to the shared block and one
+// more to the copy pin both until the copy has run.
+void Coordinator::replace_shared_tail(size_t g, GroupState& state) {
+  const auto [column, source] = *state.shared_tail;
+  const BlockId target = take_one();
+  pool_.hold({&target, 1});
+  state.row[static_cast<size_t>(column)] = target;
+  copies_.push_back({GroupId{static_cast<int32_t>(g)}, source, target});
+  state.shared_tail.reset();
+}
+
+// A running request that published a state inside its block writes on there, for tables of running requests only grow:
+// the published state moves to a copy.
+void Coordinator::preserve_shared_tail(size_t g, GroupState& state) {
+  const BlockId source = state.shared_tail->second;
+  const BlockId target = take_one();
+  const GroupId id{static_cast<int32_t>(g)};
+  pool_.index().move(source, target);
+  pool_.hold({&source, 1});
+  copies_.push_back({id, source, target});
+  states_of_this_step_.insert({id, target});
+  state.shared_tail.reset();
+}
+
+void Coordinator::copies_done() {
+  for (const auto& copy : copies_) {
+    const BlockId ends[] = {copy.source, copy.target};
+    pool_.release(ends);
+  }
+  copies_.clear();
+}
+
+void Coordinator::release(RequestCache& cache, int64_t valid_tokens) {
+  if (!cache.admitted_) return;
+  for (auto& state : cache.groups_) {
+    std::ranges::reverse(state.row);
+    pool_.release(state.row);
+    for (const BlockId block : state.row) {
+      if (block != kNullBlock && pool_.index().published_tokens(block) > valid_tokens) pool_.index().forget(block);
+    }
+  }
+  cache.groups_.clear();
+  cache.admitted_ = false;
+}
+
+}  // namespace quire::cache
