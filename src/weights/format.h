@@ -27,9 +27,8 @@ struct FormatInfo {
 const FormatInfo& format_info(WeightFormat format);
 bool is_quantised(WeightFormat format);
 
-// Widens whole blocks to fp32, the bits of GGML's dequantize_row: out.size() elements from the blocks that hold them.
-// `blocks` must be exactly as long as out.size() elements need, and out.size() a multiple of block_elements.
-// Exact also with flush-to-zero set, except that a product below 2^-126 then becomes zero.
+// Widens whole blocks to fp32, with the bits of GGML's dequantize_row, also when denormals are flushed.
+// out.size() must be a multiple of block_elements, and `blocks` exactly the blocks of that many elements.
 void dequantise(WeightFormat format, std::span<const std::byte> blocks, std::span<float> out);
 
 }  // namespace quire::weights

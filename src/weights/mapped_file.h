@@ -23,10 +23,6 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   size_t size() const { return size_; }
 
-  // Hints to the system: the whole file will be read soon, front to back; or its pages are no longer needed.
-  void will_read() const;
-  void done_reading() const;
-
  private:
   MappedFile() = default;
 
