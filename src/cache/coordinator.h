@@ -34,9 +34,9 @@ struct GroupConfig {
 };
 
 struct CoordinatorConfig {
-  std::vector<GroupConfig> groups;  // GroupId is the index
-  int64_t num_blocks = 0;           // the null block included
-  int64_t max_model_len = 0;        // tokens, prompt and output
+  std::vector<GroupConfig> groups = {};  // GroupId is the index
+  int64_t num_blocks = 0;                // the null block included
+  int64_t max_model_len = 0;             // tokens, prompt and output
   CacheLimits limits = {};
   int64_t scheduler_block = 0;   // tokens; 0: the least common multiple of the groups' blocks
   int64_t hash_block = 0;        // tokens; 0: the greatest common divisor of the cacheable groups' blocks
@@ -120,6 +120,9 @@ class Coordinator {
   int64_t hash_block() const { return config_.hash_block; }
   int64_t hit_alignment() const { return fine_hits_ ? config_.hash_block : config_.scheduler_block; }
   bool hits_end_inside_blocks() const { return fine_hits_; }
+  bool caching() const { return config_.enable_caching; }
+  int64_t max_model_len() const { return config_.max_model_len; }
+  int64_t max_in_flight_tokens() const { return config_.limits.max_in_flight_tokens; }
   const BlockPool& pool() const { return pool_; }
   BlockPool& pool() { return pool_; }
 
@@ -148,9 +151,10 @@ class Coordinator {
   // The group's row of block ids, by column.
   std::span<const BlockId> row(const RequestCache& cache, GroupId group) const;
 
-  // Copies that must run before the next forward pass. Both ends stay held until copies_done().
+  // Copies that must run before the forward pass of the step that asked for them, oldest first. Both ends stay held
+  // until the copy is done.
   std::span<const BlockCopy> pending_copies() const { return copies_; }
-  void copies_done();
+  void copies_done(size_t count);
 
   // kInternal with what is wrong, if an invariant does not hold. `caches` are all live ones.
   Result<void> integrity(std::span<const RequestCache* const> caches) const;

@@ -234,12 +234,13 @@ void Coordinator::preserve_shared_tail(size_t g, GroupState& state) {
   state.shared_tail.reset();
 }
 
-void Coordinator::copies_done() {
-  for (const auto& copy : copies_) {
-    const BlockId ends[] = {copy.source, copy.target};
+void Coordinator::copies_done(size_t count) {
+  QUIRE_CHECK(count <= copies_.size());
+  for (size_t i = 0; i < count; ++i) {
+    const BlockId ends[] = {copies_[i].source, copies_[i].target};
     pool_.release(ends);
   }
-  copies_.clear();
+  copies_.erase(copies_.begin(), copies_.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
 void Coordinator::release(RequestCache& cache, int64_t valid_tokens) {

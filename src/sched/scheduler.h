@@ -32,14 +32,13 @@ enum class Policy : uint8_t { kFcfs, kPriority };
 
 struct SchedulerConfig {
   int64_t max_num_seqs = 64;
-  int64_t max_model_len = 0;           // tokens, prompt and output
   int64_t long_prefill_threshold = 0;  // most tokens of one request in a step; 0: no limit
   Policy policy = Policy::kFcfs;
   int64_t num_draft_tokens = 0;         // drafts proposed per request and step
   int64_t num_lookahead_tokens = 0;     // slots for a drafter that writes the cache past the last token
   bool overlapped = false;              // a step may be planned before the one before it is applied
   bool reserve_whole_sequence = false;  // admit a request only if all of its tokens fit now
-  double watermark = 0.0;               // part of the pool that waiting requests leave free, 0..1
+  double watermark = 0.0;               // part of the pool that a request leaves free when it joins others, 0..1
   Sha256Digest hash_root{};             // digest of weights, numeric profile and page layout
   int64_t hash_lookahead = 0;           // tokens that a block's hash covers past its end
 };
@@ -108,9 +107,10 @@ class Scheduler {
   // Plans a step of at most `token_budget` tokens.
   StepPlan schedule(int64_t token_budget);
 
-  // Takes the outputs of a plan, in any order. Output past max_tokens or the model's length is cut off, and the
-  // request ends with that. Outputs of requests that are gone are passed over. Returns the requests that ended here
-  // (by length or because `stopped`).
+  // Takes the outputs of a plan, in the plan's order; requests without output may be left out. To be called once for
+  // each plan, in order, after the whole plan has run. Output past max_tokens or the model's length is cut off, and the
+  // request ends with that. Outputs of requests that are gone are passed over. Returns the requests that ended here (by
+  // length or because `stopped`): they are gone, too.
   std::vector<RequestId> apply(const StepPlan& plan, std::span<const RequestOutput> outputs);
 
   // Drafts to verify in the request's next step. Unknown ids are passed over.
@@ -138,32 +138,34 @@ class Scheduler {
 
   bool more_important(const RequestState& a, const RequestState& b) const;
   void enqueue(RequestState& request);
-  RequestState* next_waiting();
-  void take_from_queue(RequestState& request);
 
   void schedule_running(StepPlan& plan, int64_t& budget);
-  bool schedule_one_running(RequestState& request, int64_t num_new, StepPlan& plan, int64_t& budget);
   void schedule_waiting(StepPlan& plan, int64_t& budget);
-  bool schedule_one_waiting(RequestState& request, StepPlan& plan, int64_t& budget);
-  void preempt_for(StepPlan& plan, int64_t& budget);
-  void withdraw(RequestState& request, StepPlan& plan, int64_t& budget);
+  int64_t running_need(const RequestState& request, int64_t budget) const;
+  bool start_waiting(RequestState& request, StepPlan& plan, int64_t& budget);
+  cache::PrefixHit look_up(RequestState& request);
+  void collect_rows(const RequestState& request);
+  cache::SlotRequest slots_for(RequestState& request, int64_t num_new);
+  void preempt_one(StepPlan& plan, int64_t& budget);
+  void add_to_plan(RequestState& request, int64_t num_new, StepPlan& plan, int64_t& budget);
   void finish_plan(StepPlan& plan);
 
-  int64_t running_need(const RequestState& request, int64_t budget) const;
-  cache::RequestTokens tokens_of(RequestState& request);
-  cache::SlotRequest slots_for(RequestState& request, int64_t num_new);
   bool apply_one(RequestState& request, const PlannedRequest& planned, const RequestOutput& output);
   void erase(RequestState& request);
 
   SchedulerConfig config_;
   cache::Coordinator cache_;
-  cache::HashScheme hashes_;
+  cache::HashScheme hash_scheme_;
+  int64_t blocks_to_leave_free_ = 0;
   std::unordered_map<RequestId, std::unique_ptr<RequestState>> requests_;
   std::vector<RequestState*> running_;
-  std::deque<RequestState*> waiting_;
-  std::vector<RequestId> finished_;
+  std::deque<RequestState*> waiting_;  // in the order in which they start
+  std::vector<RequestId> finished_;    // since the last plan
   uint64_t next_arrival_ = 0;
-  size_t next_running_ = 0;  // while planning: the place in running_
+  int64_t tokens_in_flight_ = 0;
+  size_t copies_in_flight_ = 0;
+  size_t next_running_ = 0;      // while planning: the next place in running_
+  cache::NewBlocks new_blocks_;  // while planning: of one request
   SchedulerStats counters_;
 };
 
