@@ -7,16 +7,15 @@
 
 namespace quire::kernels {
 
-// 2^x within 1 unit in the last place; 0 below x = -126 and for NaN, +inf from 128 on.
+// 2^x within 2 units in the last place; 0 below x = -126 and for NaN, +inf from 128 on.
 float exp2(float x);
-// e^x within 2 units; 0 where the result would be below 2^-126 and for NaN, +inf from 128 / log2(e) on.
+// e^x within 3 units; 0 where the result would be below 2^-126 and for NaN, +inf from 128 / log2(e) on.
 float exp(float x);
-// Base-2 and natural logarithm within 2 units; -inf at 0, NaN below 0 and for NaN, +inf at +inf.
-float log2(float x);
+// Natural logarithm within 2 units; -inf at 0, NaN below 0 and for NaN, +inf at +inf.
 float log(float x);
 // Within 3 units. NaN stays NaN.
 float tanh(float x);
-// 1 / (1 + e^-x) within 3 units. A NaN gives 1: multiply by x and it is NaN again.
+// 1 / (1 + e^-x) within 4 units. A NaN gives 1: multiply by x and it is NaN again.
 float sigmoid(float x);
 
 // |x| <= 2^26, within 1 unit in the last place of double (at zeros of the function: within 2^-53 absolutely).

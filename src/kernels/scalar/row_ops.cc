@@ -1,0 +1,8 @@
+#include "kernels/scalar/math_lanes.h"
+#include "kernels/row_ops_body.h"
+
+namespace quire::kernels {
+
+const RowKernels& row_kernels_scalar() { return kRowKernels; }
+
+}  // namespace quire::kernels
