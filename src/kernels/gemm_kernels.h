@@ -75,5 +75,7 @@ const GemmKernels& gemm_kernels_avx2();
 const GemmKernels& gemm_kernels_avx2_vnni();
 const GemmKernels& gemm_kernels_avx512();
 const GemmKernels& gemm_kernels_avx512_bf16();
+// Whether this CPU's vdpbf16ps equals two FMAs, the odd elements first; needs flush-to-zero set.
+bool vdpbf16ps_follows_rule_1();
 
 }  // namespace quire::kernels

@@ -2,22 +2,53 @@
 
 #include <fmt/format.h>
 
+#include "base/thread_pool.h"
 #include "kernels/gemm_kernels.h"
 #include "kernels/gemm_self_test.h"
 #include "kernels/row_ops.h"
 #include "kernels/scan_kernels.h"
 
 namespace quire::kernels {
+namespace {
 
-Result<KernelTable> kernel_table(Isa isa, [[maybe_unused]] const CpuFeatures& cpu) {
-  if (isa == Isa::kScalar) {
-    return KernelTable{.isa = isa,
-                       .native_bf16 = false,
-                       .gemm = &gemm_kernels_scalar(),
-                       .rows = &row_kernels_scalar(),
-                       .scan = &scan_kernels_scalar()};
+#if defined(__x86_64__) && !defined(QUIRE_SCALAR_ONLY)
+
+bool native_bf16(const CpuFeatures& cpu) {
+  set_flush_denormals();
+  return cpu.avx512_bf16 && vdpbf16ps_follows_rule_1();
+}
+
+Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
+  if (isa == Isa::kAvx512 && cpu.avx512) {
+    const bool native = native_bf16(cpu);
+    return KernelTable{
+        .isa = isa,
+        .native_bf16 = native,
+        .gemm = native ? &gemm_kernels_avx512_bf16() : &gemm_kernels_avx512(),
+        .rows = &row_kernels_avx512(),
+        .scan = &scan_kernels_avx512(),
+    };
   }
-  return fail(ErrorKind::kUnsupported, fmt::format("this CPU or build has no {} kernels", name_of(isa)), "QUIRE_ISA");
+  return fail(ErrorKind::kUnsupported, fmt::format("this CPU has no {} instructions", name_of(isa)), "QUIRE_ISA");
+}
+
+#else
+
+Result<KernelTable> vector_table(Isa isa, const CpuFeatures&) {
+  return fail(ErrorKind::kUnsupported, fmt::format("this build has no {} kernels", name_of(isa)), "QUIRE_ISA");
+}
+
+#endif
+
+}  // namespace
+
+Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu) {
+  if (isa != Isa::kScalar) return vector_table(isa, cpu);
+  return KernelTable{.isa = isa,
+                     .native_bf16 = false,
+                     .gemm = &gemm_kernels_scalar(),
+                     .rows = &row_kernels_scalar(),
+                     .scan = &scan_kernels_scalar()};
 }
 
 Result<void> self_test(const KernelTable& table) { return gemm_self_test(table); }
