@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""Builds Quire and runs its tests; the last line says `N passed, N failed`.
+
+Every test case is counted, not every program. A suite that does not build, crashes or runs no test counts as failed.
+Output goes to build/test-logs, the end of it is shown where something failed.
+"""
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+LOGS = BUILD / "test-logs"
+VENV = BUILD / "venv"
+COVERAGE_PERCENT = 85.0
+PROGRAM_SECONDS = 1200
+SANITIZER_ENV = {
+    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+}
+# The rooms in which threads meet.
+TSAN_TESTS = ("base_test", "engine_test", "api_test", "net_test")
+
+
+@dataclass
+class Suite:
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    failures: list = field(default_factory=list)
+    seconds: float = 0.0
+
+    def fail(self, what):
+        self.failed += 1
+        self.failures.append(what)
+
+
+def log_path(name):
+    LOGS.mkdir(parents=True, exist_ok=True)
+    return LOGS / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".log")
+
+
+def run(name, command, env=None, cwd=ROOT):
+    """The exit code of `command`, its output in the log of that name."""
+    with open(log_path(name), "ab") as log:
+        log.write(f"$ {' '.join(map(str, command))}\n".encode())
+        log.flush()
+        return subprocess.run(
+            list(map(str, command)),
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        ).returncode
+
+
+def tail(name, lines=60):
+    return "\n".join(log_path(name).read_text(errors="replace").splitlines()[-lines:])
+
+
+class Runner:
+    def __init__(self):
+        self.suites = []
+        self._model_folder = None
+        self._unbuilt = set()
+
+    def suite(self, name, body):
+        """Runs one suite, shows how it went and keeps its counts."""
+        suite = Suite(name)
+        log_path(name).unlink(missing_ok=True)
+        print(f"-- {name} ...", flush=True)
+        start = time.monotonic()
+        body(suite)
+        suite.seconds = time.monotonic() - start
+        if suite.passed + suite.failed == 0:
+            suite.fail("no test ran")
+        if suite.failed:
+            print(tail(name) if log_path(name).exists() else "", flush=True)
+            print(f"   log: {log_path(name).relative_to(ROOT)}", flush=True)
+        self.suites.append(suite)
+        self.show(suite)
+
+    @staticmethod
+    def show(suite):
+        skipped = f", {suite.skipped} skipped" if suite.skipped else ""
+        print(f"   {suite.name}: {suite.passed} passed, {suite.failed} failed{skipped} ({suite.seconds:.0f} s)", flush=True)
+        for failure in suite.failures[:20]:
+            print(f"     FAILED {failure}", flush=True)
+
+    def finish(self):
+        print("\nsummary")
+        for suite in self.suites:
+            self.show(suite)
+        failed = sum(suite.failed for suite in self.suites)
+        print(f"{sum(suite.passed for suite in self.suites)} passed, {failed} failed")
+        return 1 if failed else 0
+
+    # Building. A build counts as a test only when it fails: then it is one failure, and so is each suite that needed it.
+
+    def build(self, preset, targets=()):
+        name = f"build {preset}"
+        log_path(name).unlink(missing_ok=True)
+        print(f"-- {name} ...", flush=True)
+        start = time.monotonic()
+        folder = BUILD / preset
+        code = 0
+        if not (folder / "build.ninja").exists():
+            code = run(name, ["cmake", "--preset", preset])
+        if code == 0:
+            wanted = ["--target", *targets] if targets else []
+            code = run(name, ["cmake", "--build", folder, *wanted])
+        if code != 0:
+            self._unbuilt.add(preset)
+            suite = Suite(name, seconds=time.monotonic() - start)
+            suite.fail("does not build")
+            self.suites.append(suite)
+            print(tail(name), flush=True)
+            return
+        print(f"   built in {time.monotonic() - start:.0f} s", flush=True)
+
+    def needs(self, suite, preset):
+        if preset in self._unbuilt:
+            suite.fail(f"build {preset} failed, so nothing ran")
+            return False
+        return True
+
+    def models(self):
+        """The folder of both real models, or None where they could not be had (one failure)."""
+        if self._model_folder is None:
+            self._model_folder = False
+            for model in ("smollm2", "gemma3"):
+                reply = subprocess.run(
+                    [sys.executable, ROOT / "scripts" / "fetch_model.py", model], stdout=subprocess.PIPE, text=True
+                )
+                if reply.returncode != 0:
+                    suite = Suite("models")
+                    suite.fail(f"{model} could not be fetched")
+                    self.suites.append(suite)
+                    return None
+                self._model_folder = str(Path(reply.stdout.strip()).parent)
+        return self._model_folder or None
+
+    # The suites.
+
+    def cpp(self, name, preset, only=(), env=None):
+        def body(suite):
+            if self.needs(suite, preset):
+                count_ctest(suite, BUILD / preset, only, env or {})
+
+        self.suite(name, body)
+
+    def rust(self):
+        def body(suite):
+            crate = ROOT / "rust" / "quire-text"
+            code = run(suite.name, ["cargo", "test", "--release", "--locked"], {"CARGO_TARGET_DIR": str(BUILD / "cargo")}, crate)
+            count_cargo(suite, log_path(suite.name).read_text(errors="replace"), code)
+
+        self.suite("rust", body)
+
+    def python(self, name, folder, preset, env=None):
+        def body(suite):
+            if preset and not self.needs(suite, preset):
+                return
+            if not prepare_venv(suite):
+                return
+            binary = {"QUIRE_BINARY": str(BUILD / preset / "quire")} if preset else {}
+            count_pytest(suite, folder, {**binary, **(env or {})})
+
+        self.suite(name, body)
+
+    def coverage_percent(self):
+        def body(suite):
+            if not self.needs(suite, "coverage"):
+                return
+            summary = BUILD / "coverage" / "summary.json"
+            command = ["gcovr", "--root", ROOT, "--object-directory", BUILD / "coverage", "--filter", f"{ROOT}/src/"]
+            command += ["--exclude", r".*_test\.cc", "--exclude-unreachable-branches", "-j", os.cpu_count() or 1]
+            command += ["--json-summary", summary, "--txt", BUILD / "coverage" / "lines.txt"]
+            if run(suite.name, [*command, BUILD / "coverage"]) != 0:
+                suite.fail("gcovr failed")
+                return
+            percent = json.loads(summary.read_text())["line_percent"]
+            print(f"   line coverage of src/: {percent:.1f} % (build/coverage/lines.txt has it by file)", flush=True)
+            if percent >= COVERAGE_PERCENT:
+                suite.passed += 1
+            else:
+                suite.fail(f"line coverage {percent:.1f} % is below {COVERAGE_PERCENT:.0f} %")
+
+        self.suite("coverage: lines of src/", body)
+
+
+def count_ctest(suite, folder, only, env):
+    """Runs CTest; counts the cases of each GoogleTest program, and one for each program of another kind."""
+    with tempfile.TemporaryDirectory() as results:
+        junit = Path(results) / "ctest.xml"
+        command = ["ctest", "--test-dir", folder, "--output-on-failure", "--timeout", PROGRAM_SECONDS]
+        command += ["--output-junit", junit]
+        if only:
+            command += ["-R", f"^({'|'.join(only)})$"]
+        run(suite.name, command, {**env, "GTEST_OUTPUT": f"json:{results}/"})
+        if not junit.exists():
+            suite.fail("ctest did not run")
+            return
+        for case in ElementTree.parse(junit).getroot().iter("testcase"):
+            report = Path(results) / f"{case.get('name')}.json"
+            good = case.get("status") == "run"
+            if report.exists():
+                count_gtest(suite, case.get("name"), report, good)
+            elif good:
+                suite.passed += 1
+            else:
+                suite.fail(f"{case.get('name')} crashed, hung or did not start")
+
+
+def count_gtest(suite, program, report, good):
+    failed = ran = 0
+    for group in json.loads(report.read_text())["testsuites"]:
+        for test in group["testsuite"]:
+            if test.get("failures"):
+                failed += 1
+                suite.fail(f"{program}: {group['name']}.{test['name']}")
+            elif test.get("result") == "SKIPPED":
+                suite.skipped += 1
+            elif test.get("status") == "RUN":
+                ran += 1
+    suite.passed += ran
+    if not good and failed == 0:
+        suite.fail(f"{program} ended badly after its tests (a leak, a race or a crash at exit)")
+    elif ran + failed == 0:
+        suite.fail(f"{program} ran no test")
+
+
+def count_cargo(suite, output, code):
+    for passed, failed, ignored in re.findall(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", output, re.M):
+        suite.passed += int(passed)
+        suite.skipped += int(ignored)
+        for _ in range(int(failed)):
+            suite.fail("a case of cargo test")
+    if code != 0 and suite.failed == 0:
+        suite.fail("cargo test did not build or crashed")
+
+
+def prepare_venv(suite):
+    """A virtual environment with the pinned packages; made anew only when the pins change."""
+    requirements = ROOT / "tests" / "requirements.txt"
+    wanted = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
+    stamp = VENV / "requirements.sha256"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return True
+    pip = [VENV / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements]
+    if run(suite.name, [sys.executable, "-m", "venv", "--clear", VENV]) != 0 or run(suite.name, pip) != 0:
+        suite.fail("the Python packages of tests/requirements.txt could not be installed")
+        return False
+    stamp.write_text(wanted)
+    return True
+
+
+def count_pytest(suite, folder, env):
+    if not (ROOT / folder).is_dir():
+        suite.fail(f"{folder} does not exist")
+        return
+    with tempfile.TemporaryDirectory() as results:
+        report = Path(results) / "report.xml"
+        command = [VENV / "bin" / "python", "-m", "pytest", folder, f"--junitxml={report}"]
+        code = run(suite.name, command, {"PYTHONDONTWRITEBYTECODE": "1", **env})
+        if not report.exists():
+            suite.fail(f"pytest ended with code {code} and no report")
+            return
+        for case in ElementTree.parse(report).getroot().iter("testcase"):
+            bad = case.find("failure") is not None or case.find("error") is not None
+            if bad:
+                suite.fail(f"{case.get('classname')}::{case.get('name')}")
+            elif case.find("skipped") is not None:
+                suite.skipped += 1
+            else:
+                suite.passed += 1
+        if code not in (0, 1, 5) and suite.failed == 0:
+            suite.fail(f"pytest ended with code {code}")
+
+
+def release(runner):
+    runner.build("release")
+    models = runner.models()
+    env = {"QUIRE_MODEL_DIR": models} if models else {}
+    runner.python("lint", "tests/lint", None)
+    runner.cpp("c++", "release", env=env)
+    runner.rust()
+    runner.python("end to end", "tests/e2e", "release", env)
+    runner.python("golden over http", "tests/golden_http", "release", env)
+
+
+def asan(runner):
+    runner.build("asan")
+    runner.cpp("c++ under asan and ubsan", "asan", env=SANITIZER_ENV)
+
+
+def tsan(runner):
+    present = [name for name in TSAN_TESTS if any((ROOT / "src" / name.removesuffix("_test")).glob("*_test.cc"))]
+    runner.build("tsan", present)
+    runner.cpp("c++ under tsan", "tsan", only=present, env=SANITIZER_ENV)
+
+
+def coverage(runner):
+    for old in (BUILD / "coverage").rglob("*.gcda"):
+        old.unlink()
+    runner.build("coverage")
+    runner.cpp("c++ for coverage", "coverage")
+    runner.python("end to end for coverage", "tests/e2e", "coverage")
+    runner.coverage_percent()
+
+
+MODES = {"release": release, "asan": asan, "tsan": tsan, "coverage": coverage}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="./test", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--release", action="store_true", help="every test of the release build, and the lint (the default)")
+    parser.add_argument("--asan", action="store_true", help="the C++ tests under AddressSanitizer and UBSan")
+    parser.add_argument("--tsan", action="store_true", help="the tests of engine and server under ThreadSanitizer")
+    parser.add_argument("--coverage", action="store_true", help=f"line coverage of src/, at least {COVERAGE_PERCENT:.0f} %%")
+    parser.add_argument("--all", action="store_true", help="all of these")
+    chosen = parser.parse_args()
+    runner = Runner()
+    modes = [name for name in MODES if chosen.all or getattr(chosen, name)] or ["release"]
+    for name in modes:
+        MODES[name](runner)
+    return runner.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
