@@ -309,15 +309,24 @@ Result<CachePlan> plan_cache(std::span<const CacheLayer> layers, const PlanConfi
 }
 
 Result<void> check_executable(const CachePlan& plan) {
-  if (!interleaves_heads(plan.layout)) return {};
   for (const LayerPlace& place : plan.layers) {
-    if (place.spec.num_kv_heads == 1) continue;
-    return fail(
-        ErrorKind::kUnsupported,
-        fmt::format("KV cache layout {} interleaves the rows of {} heads, but the kernels read a head's rows as one "
-                    "tile: use {}",
-                    name_of(plan.layout), place.spec.num_kv_heads, plan.layout == Layout::kLBNHC ? "LBHNC" : "BLHNC"),
-        "kv_cache_layout");
+    if (interleaves_heads(plan.layout) && place.spec.num_kv_heads > 1) {
+      return fail(
+          ErrorKind::kUnsupported,
+          fmt::format("KV cache layout {} interleaves the rows of {} heads, but the kernels read a head's rows as "
+                      "one tile: use {}",
+                      name_of(plan.layout), place.spec.num_kv_heads, plan.layout == Layout::kLBNHC ? "LBHNC" : "BLHNC"),
+          "kv_cache_layout");
+    }
+    const int64_t common = plan.layers.front().strides.block;
+    if (plan.groups.size() > 1 && !is_block_outermost(plan.layout) && place.strides.block != common) {
+      return fail(
+          ErrorKind::kUnsupported,
+          fmt::format("in KV cache layout {} blocks of one group begin {} bytes apart and those of another {}, so "
+                      "that they would overwrite each other: use BLHNC",
+                      name_of(plan.layout), common, place.strides.block),
+          "kv_cache_layout");
+    }
   }
   return {};
 }

@@ -3,7 +3,7 @@
 //
 // The page of a layer in block b begins at `offset + b * strides.block` of the allocation. Groups overlap from byte 0
 // on: that is sound, because a block id belongs to one group at a time. Layers of one group never overlap. Block 0 is
-// the null block, so a pool of n blocks serves n - 1.
+// the null block, so a pool of n blocks serves n - 1. Ask check_executable() before running on a plan.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +76,11 @@ struct CachePlan {
 // fit.
 Result<CachePlan> plan_cache(std::span<const CacheLayer> layers, const PlanConfig& config);
 
-// The rows of a head must be contiguous for this engine's kernels: kUnsupported for LBNHC and BLNHC with several heads.
+// Whether this engine can run on the plan; kUnsupported, saying which layout can, if not:
+// - the rows of a head must be contiguous for the kernels: no LBNHC or BLNHC with several heads;
+// - in a layer-outermost layout the blocks of all groups must begin at the same multiples, or block a of one group
+// would
+//   share bytes with block b of another (LHBNC with different head counts, LB.. with different stride alignments).
 Result<void> check_executable(const CachePlan& plan);
 
 }  // namespace quire::cache

@@ -61,7 +61,7 @@ void expect_groups(const CachePlan& plan, const json& want, const json& source_k
     SCOPED_TRACE("group " + std::to_string(g));
     const CacheGroup& group = plan.groups[g];
     EXPECT_EQ(ids(group.layers), want[g]["layers"].get<std::vector<int32_t>>());
-    EXPECT_EQ(kind_of(plan, group, source_kinds), want[g]["spec_kind"]);
+    EXPECT_EQ(kind_of(plan, group, source_kinds), want[g]["spec_kind"].get<std::string>());
     EXPECT_EQ(group.spec.block_size, want[g]["block_size"]);
     const bool uniform = want[g]["spec_kind"] == "UniformType";
     EXPECT_EQ(uniform ? group.bytes_per_block : page_size_bytes(group.spec), want[g]["page_size_bytes"]);
