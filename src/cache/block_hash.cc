@@ -53,6 +53,24 @@ std::vector<ExtraKey> extra_keys(const HashKeys& keys, int64_t start, int64_t en
   return found;
 }
 
+std::vector<EventKey> event_keys(const HashKeys& keys, int64_t start, int64_t end) {
+  std::vector<EventKey> found;
+  for (const auto& key : extra_keys(keys, start, end)) {
+    switch (key.domain) {
+      case ExtraKey::Domain::kAdapter:
+        found.push_back({keys.adapter->name});
+        break;
+      case ExtraKey::Domain::kMedia:
+        found.push_back({std::string(key.identity), key.offset});
+        break;
+      case ExtraKey::Domain::kCacheSalt:
+        found.push_back({std::string(key.identity)});
+        break;
+    }
+  }
+  return found;
+}
+
 void extend_hashes(const HashScheme& scheme, const HashKeys& keys, std::span<const TokenId> tokens,
                    std::vector<BlockHash>& hashes) {
   const auto count = static_cast<size_t>(scheme.num_blocks(static_cast<int64_t>(tokens.size())));

@@ -57,6 +57,13 @@ struct ExtraKey {
 // takes the media items that its `lookahead` further tokens touch, too.
 std::vector<ExtraKey> extra_keys(const HashKeys& keys, int64_t start, int64_t end, int64_t lookahead = 0);
 
+// The same keys as events tell them to others: an adapter by its name, an item with its offset, a salt as it is.
+struct EventKey {
+  std::string text;
+  std::optional<int64_t> offset = {};
+};
+std::vector<EventKey> event_keys(const HashKeys& keys, int64_t start, int64_t end);
+
 struct HashScheme {
   Sha256Digest root{};
   int64_t block_size = 16;  // tokens of a hash block

@@ -173,15 +173,22 @@ void Coordinator::classify() {
   }
 }
 
-HitQuery Coordinator::query_for(const LookupClass& lookup, bool drop) const {
+// A group that drops one unit looks that much further, so that the hit ends where it would without.
+GroupHit Coordinator::look_up(const LookupClass& lookup, bool drop, std::span<const BlockHash> hashes,
+                              int64_t max_length) const {
   const Group& group = groups_[static_cast<size_t>(lookup.ids[0].value)];
-  return {.rule = group.rule,
-          .groups = lookup.ids,
-          .block_tokens = group.block_tokens,
-          .chunk = group.chunk,
-          .alignment_tokens = hit_alignment(),
-          .hash_block = config_.hash_block,
-          .drop_last = drop};
+  if (drop && group.rule.search != HitRule::Search::kBackwardSingle) {
+    const bool fine = fine_hits_ && finds_inside_blocks(group.rule) && group.block_tokens > config_.hash_block;
+    max_length += fine ? config_.hash_block : group.block_tokens;
+  }
+  const HitQuery query{.rule = group.rule,
+                       .groups = lookup.ids,
+                       .block_tokens = group.block_tokens,
+                       .chunk = group.chunk,
+                       .alignment_tokens = hit_alignment(),
+                       .hash_block = config_.hash_block,
+                       .drop_last = drop};
+  return cache::find_hit(pool_.index(), query, hashes, max_length);
 }
 
 // Every class of groups either accepts the current length or shortens it; repeat until none does. The length only
@@ -205,12 +212,7 @@ PrefixHit Coordinator::find_hit(std::span<const BlockHash> hashes, int64_t max_l
         continue;
       }
       const bool drop = lookup.drops_last && !dropped[i];
-      int64_t limit = current;
-      if (drop && group.rule.search != HitRule::Search::kBackwardSingle) {
-        const bool fine = fine_hits_ && finds_inside_blocks(group.rule) && group.block_tokens > config_.hash_block;
-        limit = std::min(current + (fine ? config_.hash_block : group.block_tokens), max_length);
-      }
-      GroupHit found = cache::find_hit(pool_.index(), query_for(lookup, drop), hashes, limit);
+      GroupHit found = look_up(lookup, drop, hashes, current);
       if (drop) {
         dropped[i] = true;
       } else if (found.length < current) {
@@ -238,7 +240,7 @@ std::vector<int64_t> Coordinator::hit_lengths(std::span<const BlockHash> hashes,
   std::vector<int64_t> lengths(groups_.size(), 0);
   if (!config_.enable_caching) return lengths;
   for (const auto& lookup : lookups_) {
-    const auto found = cache::find_hit(pool_.index(), query_for(lookup, lookup.drops_last), hashes, max_length);
+    const auto found = look_up(lookup, lookup.drops_last, hashes, max_length);
     for (const GroupId id : lookup.ids) lengths[static_cast<size_t>(id.value)] = found.length;
   }
   return lengths;

@@ -182,7 +182,7 @@ class Coordinator {
   explicit Coordinator(CoordinatorConfig config);
   Result<void> resolve();
   void classify();
-  HitQuery query_for(const LookupClass& lookup, bool drop) const;
+  GroupHit look_up(const LookupClass& lookup, bool drop, std::span<const BlockHash> hashes, int64_t max_length) const;
   const CacheSpec& spec(size_t g) const { return config_.groups[g].spec; }
 
   void free_skipped(RequestCache& cache, int64_t processed);
