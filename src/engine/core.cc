@@ -1,0 +1,256 @@
+#include "engine/core.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace quire::engine {
+namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Whether sample() leaves the logits as they are.
+bool leaves_logits(const SamplingParams& p) {
+  return p.temperature < 1e-5F && p.logit_bias.empty() && p.allowed_token_ids.empty() && p.min_tokens == 0 &&
+         p.presence_penalty == 0 && p.frequency_penalty == 0 && p.repetition_penalty == 1;
+}
+
+}  // namespace
+
+Result<void> validate_request(const Request& request, const ModelInfo& info) {
+  if (request.prompt.empty()) return fail(ErrorKind::kInvalidRequest, "prompt must not be empty", "prompt");
+  for (TokenId id : request.prompt)
+    if (id < 0 || id >= info.vocab_size)
+      return fail(ErrorKind::kInvalidRequest,
+                  fmt::format("prompt holds token {}; the vocabulary has {}", id, info.vocab_size), "prompt");
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  if (length >= info.max_model_len)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("the prompt has {} tokens; the model's length is {} tokens, with room for at least one of "
+                            "the answer",
+                            length, info.max_model_len),
+                "prompt");
+  return sample::validate(request.sampling, info.vocab_size);
+}
+
+Result<std::unique_ptr<Core>> Core::create(std::unique_ptr<LoadedModel> model, const EngineOptions& options) {
+  const cache::CachePlan& plan = model->storage.plan();
+  cache::CoordinatorConfig cache =
+      cache::coordinator_config(plan, {.max_in_flight_tokens = options.max_num_batched_tokens}, options.prefix_caching);
+  sched::SchedulerConfig config;
+  config.max_num_seqs = options.max_num_seqs;
+  config.hash_root = model->cache_root;
+  auto scheduler = sched::Scheduler::create(config, std::move(cache));
+  if (!scheduler) return std::unexpected(scheduler.error());
+  auto tables = exec::RequestTables::make(plan.groups, options.max_num_seqs);
+  if (!tables) return std::unexpected(tables.error());
+  return std::unique_ptr<Core>(new Core(std::move(model), options, std::move(*scheduler), std::move(*tables)));
+}
+
+Core::Core(std::unique_ptr<LoadedModel> model, const EngineOptions& options, sched::Scheduler scheduler,
+           exec::RequestTables tables)
+    : model_(std::move(model)),
+      options_(options),
+      scheduler_(std::move(scheduler)),
+      tables_(std::move(tables)),
+      budget_(std::chrono::duration<double>(options.step_time).count(), options.max_num_batched_tokens) {}
+
+void Core::add(RequestId id, Request request, Engine::Sink sink) {
+  sched::RequestInit init;
+  init.id = id;
+  init.prompt = request.prompt;
+  init.max_tokens = request.sampling.max_tokens;
+  init.priority = request.priority;
+  init.keys.cache_salt = request.cache_salt;
+  init.skip_prefix_lookup = request.sampling.prompt_logprobs.has_value();
+  Active active{.request = std::move(request), .sink = std::move(sink), .counts = {{}, {}}};
+  active.counts = sample::TokenCounts(active.request.sampling, active.request.prompt);
+  if (active.request.sampling.prompt_logprobs) active.next_prompt_row = 0;
+  const auto prompt_tokens = active.request.prompt.size();
+  if (auto added = scheduler_.add(std::move(init)); !added) {
+    ++counters_.finished_error;
+    active.sink({.finish = FinishReason::kError, .error = added.error()});
+    return;
+  }
+  counters_.prompt_tokens += prompt_tokens;
+  active_.emplace(id, std::move(active));
+}
+
+void Core::cancel(RequestId id) {
+  if (!active_.contains(id)) return;
+  scheduler_.abort(id);
+  ++counters_.finished_abort;
+  end(id, {.finish = FinishReason::kAborted});
+}
+
+void Core::abort_all() {
+  while (!active_.empty()) cancel(active_.begin()->first);
+}
+
+void Core::end(RequestId id, Update update) {
+  auto node = active_.extract(id);
+  if (!node.empty()) node.mapped().sink(std::move(update));
+}
+
+int64_t Core::decoding() const {
+  return std::ranges::count_if(active_, [](const auto& entry) { return entry.second.num_output > 0; });
+}
+
+void Core::step() {
+  const double start = now_seconds();
+  const sched::StepPlan plan = scheduler_.schedule(budget_.tokens(decoding()));
+  if (plan.requests.empty()) return tables_.update(plan);
+  for (const auto& copy : plan.copies) model_->storage.copy_block(copy.group, copy.source, copy.target);
+
+  prompt_rows_.clear();
+  for (const auto& planned : plan.requests) {
+    Active& active = active_.at(planned.id);
+    if (planned.first && !planned.resumed) {
+      active.cached_tokens = planned.num_cached;
+      counters_.prompt_tokens_cached += static_cast<uint64_t>(planned.num_cached);
+    }
+    prompt_rows_.push_back(active.next_prompt_row);
+  }
+  build_batch(plan, scheduler_, prompt_rows_, tables_, batch_, uses_);
+  model_->attention.prepare(batch_, model_->pool->size());
+  outcomes_.assign(plan.requests.size(), {});
+
+  const double forward = now_seconds();
+  double sampling = 0;
+  model_->forward->run(batch_, model_->attention, [&](const exec::LogitsBlock& block) {
+    const double begin = now_seconds();
+    use_logits(plan, block);
+    sampling += now_seconds() - begin;
+  });
+  const double forward_end = now_seconds();
+
+  finish_step(plan);
+  const double end = now_seconds();
+  budget_.observe(plan.total_tokens, end - start);
+  ++counters_.steps;
+  counters_.step_seconds += end - start;
+  counters_.overhead_seconds += (end - start) - (forward_end - forward - sampling);
+  if (options_.check_integrity)
+    if (auto sound = scheduler_.integrity(); !sound) log::error("cache integrity: " + sound.error().message);
+}
+
+void Core::use_logits(const sched::StepPlan& plan, const exec::LogitsBlock& block) {
+  const auto vocab = static_cast<size_t>(model_->info.vocab_size);
+  // Rows of one request change its state in order, so a request's rows stay on one worker.
+  std::vector<int> starts;
+  for (int i = 0; i < block.count; ++i)
+    if (i == 0 ||
+        uses_[static_cast<size_t>(block.first + i)].request != uses_[static_cast<size_t>(block.first + i - 1)].request)
+      starts.push_back(i);
+  model_->pool->split(static_cast<int>(starts.size()), [&](int begin, int end) {
+    const int last = static_cast<size_t>(end) < starts.size() ? starts[static_cast<size_t>(end)] : block.count;
+    for (int i = starts[static_cast<size_t>(begin)]; i < last; ++i) {
+      const LogitsUse& use = uses_[static_cast<size_t>(block.first + i)];
+      use_row(plan.requests[use.request], use, {block.logits + static_cast<size_t>(i) * vocab, vocab},
+              outcomes_[use.request]);
+    }
+  });
+}
+
+void Core::use_row(const sched::PlannedRequest& planned, const LogitsUse& use, std::span<float> logits,
+                   Outcome& outcome) {
+  if (probe_) probe_(planned.id, use.position, logits);
+  Active& active = active_.at(planned.id);
+  if (outcome.error) return;
+  const auto next = static_cast<size_t>(use.position + 1);
+  if (active.next_prompt_row == use.position && next < active.request.prompt.size()) {
+    active.prompt_logprobs.push_back(sample::log_probabilities(model_->kernels, logits, active.request.prompt[next],
+                                                               *active.request.sampling.prompt_logprobs));
+    ++active.next_prompt_row;
+  }
+  if (use.samples) sample_row(active, use.position + 1, logits, outcome);
+}
+
+void Core::sample_row(Active& active, int64_t position, std::span<float> logits, Outcome& outcome) {
+  const SamplingParams& params = active.request.sampling;
+  std::vector<float> raw;
+  if (params.logprobs && !leaves_logits(params)) raw.assign(logits.begin(), logits.end());
+  const auto token = sample::sample(model_->kernels, logits,
+                                    {.params = &params,
+                                     .counts = &active.counts,
+                                     .end_tokens = model_->info.end_tokens,
+                                     .num_output = active.num_output,
+                                     .position = position});
+  if (!token) {
+    outcome.error = token.error();
+    return;
+  }
+  if (params.logprobs)
+    outcome.update.logprobs.push_back(sample::log_probabilities(
+        model_->kernels, raw.empty() ? std::span<const float>(logits) : raw, *token, *params.logprobs));
+  active.counts.add_output(*token);
+  ++active.num_output;
+  outcome.tokens.push_back(*token);
+}
+
+bool Core::stops(const Active& active, TokenId token) const {
+  const SamplingParams& params = active.request.sampling;
+  if (std::ranges::find(params.stop_token_ids, token) != params.stop_token_ids.end()) return true;
+  return !params.ignore_eos && std::ranges::find(model_->info.end_tokens, token) != model_->info.end_tokens.end();
+}
+
+void Core::finish_step(const sched::StepPlan& plan) {
+  std::vector<sched::RequestOutput> outputs;
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    const RequestId id = plan.requests[i].id;
+    Outcome& outcome = outcomes_[i];
+    if (!outcome.error && !outcome.tokens.empty() && stops(active_.at(id), outcome.tokens.back())) {
+      outcome.update.finish = FinishReason::kStop;
+      outcome.update.stop_token = outcome.tokens.back();
+    }
+    outputs.push_back({id, outcome.tokens, outcome.update.finish == FinishReason::kStop});
+  }
+  const std::vector<RequestId> ended = scheduler_.apply(plan, outputs);
+  for (size_t i = 0; i < plan.requests.size(); ++i) {
+    const RequestId id = plan.requests[i].id;
+    deliver(id, outcomes_[i], std::ranges::find(ended, id) != ended.end());
+  }
+}
+
+void Core::deliver(RequestId id, Outcome& outcome, bool ended) {
+  if (outcome.error) {
+    scheduler_.abort(id);
+    ++counters_.finished_error;
+    end(id, {.finish = FinishReason::kError, .error = std::move(outcome.error)});
+    return;
+  }
+  if (outcome.tokens.empty()) return;
+  Active& active = active_.at(id);
+  Update& update = outcome.update;
+  counters_.generation_tokens += outcome.tokens.size();
+  update.tokens = std::move(outcome.tokens);
+  update.prompt_logprobs = std::move(active.prompt_logprobs);
+  active.prompt_logprobs.clear();
+  update.cached_tokens = static_cast<int>(active.cached_tokens);
+  if (!ended) return active.sink(std::move(update));
+  if (update.finish == FinishReason::kNone) update.finish = FinishReason::kLength;
+  ++(update.finish == FinishReason::kStop ? counters_.finished_stop : counters_.finished_length);
+  end(id, std::move(update));
+}
+
+EngineStats Core::stats() const {
+  EngineStats s = counters_;
+  const sched::SchedulerStats scheduler = scheduler_.stats();
+  s.running = static_cast<int>(scheduler.running);
+  s.waiting = static_cast<int>(scheduler.waiting);
+  s.kv_cache_usage = scheduler.cache_usage;
+  s.free_blocks = scheduler.free_blocks;
+  s.total_blocks = scheduler.total_blocks;
+  s.prefix_cache_queries = scheduler.prefix_queries;
+  s.prefix_cache_hits = scheduler.prefix_hits;
+  s.preemptions = scheduler.preemptions;
+  return s;
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,95 @@
+// The Core is the engine without its thread: requests in, one step at a time, updates out.
+//
+// plan -> forward -> sample -> publish. A request's answer depends on the request alone; which requests share a step,
+// how their prompts are cut and what the cache holds decide only when it comes. A fault in one request ends that one.
+// One thread at a time calls it, always the one that first called step().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/batch.h"
+#include "engine/loaded_model.h"
+#include "engine/step_budget.h"
+#include "exec/request_tables.h"
+#include "quire/engine.h"
+#include "sample/sampler.h"
+#include "sched/scheduler.h"
+
+namespace quire::engine {
+
+// kInvalidRequest, naming the field, if the request can never run on this model.
+Result<void> validate_request(const Request& request, const ModelInfo& info);
+
+class Core {
+ public:
+  static Result<std::unique_ptr<Core>> create(std::unique_ptr<LoadedModel> model, const EngineOptions& options);
+
+  // The request must have passed validate_request(). An error (no room for it even alone) goes to its sink.
+  void add(RequestId id, Request request, Engine::Sink sink);
+  void cancel(RequestId id);
+  // Ends everything that is left with kAborted.
+  void abort_all();
+
+  bool has_work() const { return scheduler_.has_work(); }
+  // Computes one step, if there is work.
+  void step();
+
+  const ModelInfo& info() const { return model_->info; }
+  EngineStats stats() const;
+  Result<void> integrity() const { return scheduler_.integrity(); }
+  // For tests: what sees the logits of every row before they are used.
+  using Probe = std::function<void(RequestId id, int64_t position, std::span<const float> logits)>;
+  void set_probe(Probe probe) { probe_ = std::move(probe); }
+  const LoadedModel& model() const { return *model_; }
+  const sched::Scheduler& scheduler() const { return scheduler_; }
+
+ private:
+  struct Active {
+    Request request;
+    Engine::Sink sink;
+    sample::TokenCounts counts;
+    int64_t num_output = 0;
+    int64_t cached_tokens = 0;
+    int64_t next_prompt_row = -1;  // first position whose prompt log-probabilities are still missing; -1: none wanted
+    std::vector<PositionLogprobs> prompt_logprobs = {};
+  };
+  // What a step brings one request.
+  struct Outcome {
+    std::vector<TokenId> tokens;
+    Update update;
+    std::optional<Error> error;
+  };
+
+  Core(std::unique_ptr<LoadedModel> model, const EngineOptions& options, sched::Scheduler scheduler,
+       exec::RequestTables tables);
+
+  void use_logits(const sched::StepPlan& plan, const exec::LogitsBlock& block);
+  void use_row(const sched::PlannedRequest& planned, const LogitsUse& use, std::span<float> logits, Outcome& outcome);
+  void sample_row(Active& active, int64_t position, std::span<float> logits, Outcome& outcome);
+  void finish_step(const sched::StepPlan& plan);
+  void deliver(RequestId id, Outcome& outcome, bool ended);
+  void end(RequestId id, Update update);
+  int64_t decoding() const;
+  bool stops(const Active& active, TokenId token) const;
+
+  std::unique_ptr<LoadedModel> model_;
+  EngineOptions options_;
+  sched::Scheduler scheduler_;
+  exec::RequestTables tables_;
+  StepBudget budget_;
+  std::unordered_map<RequestId, Active> active_;
+  EngineStats counters_;
+  Probe probe_;
+
+  // Of the current step.
+  exec::StepBatch batch_;
+  std::vector<LogitsUse> uses_;
+  std::vector<int64_t> prompt_rows_;
+  std::vector<Outcome> outcomes_;
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,155 @@
+#include "quire/engine.h"
+
+#include <fmt/format.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "engine/core.h"
+
+namespace quire {
+namespace {
+
+struct Submission {
+  RequestId id;
+  Request request;
+  Engine::Sink sink;
+};
+
+}  // namespace
+
+// Callers leave messages under the mutex; the engine's thread takes them between two steps. It alone touches the core.
+class Engine::Impl {
+ public:
+  Impl(std::unique_ptr<engine::Core> core, const EngineOptions& options)
+      : core_(std::move(core)), info_(core_->info()), max_waiting_(options.max_waiting_requests) {
+    stats_ = core_->stats();
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~Impl() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+  Result<std::vector<uint64_t>> submit(std::vector<Request> requests, std::vector<Sink> sinks) {
+    for (const Request& request : requests)
+      if (auto valid = engine::validate_request(request, info_); !valid) return std::unexpected(valid.error());
+    std::vector<uint64_t> ids;
+    {
+      std::lock_guard lock(mutex_);
+      // A single request of many answers may exceed the bound when nothing waits; then only it waits.
+      const size_t waiting = inbox_.size() + static_cast<size_t>(stats_.waiting);
+      if (waiting > 0 && waiting + requests.size() > static_cast<size_t>(max_waiting_))
+        return fail(ErrorKind::kExhausted,
+                    fmt::format("{} requests wait already; at most {} may", waiting, max_waiting_));
+      for (size_t i = 0; i < requests.size(); ++i) {
+        ids.push_back(next_id_++);
+        inbox_.push_back({RequestId(ids.back()), std::move(requests[i]), std::move(sinks[i])});
+      }
+    }
+    wake_.notify_one();
+    return ids;
+  }
+
+  void cancel(uint64_t id) {
+    {
+      std::lock_guard lock(mutex_);
+      cancelled_.push_back(RequestId(id));
+    }
+    wake_.notify_one();
+  }
+
+  const ModelInfo& info() const { return info_; }
+
+  EngineStats stats() const {
+    std::lock_guard lock(mutex_);
+    EngineStats stats = stats_;
+    stats.waiting += static_cast<int>(inbox_.size());
+    return stats;
+  }
+
+ private:
+  void run() {
+    while (take_messages()) {
+      core_->step();
+      publish_stats();
+    }
+    core_->abort_all();
+  }
+
+  // Waits until there is something to do, then hands new and cancelled requests to the core. False when stopping.
+  bool take_messages() {
+    std::vector<Submission> added;
+    std::vector<RequestId> cancelled;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return stopping_ || !inbox_.empty() || !cancelled_.empty() || core_->has_work(); });
+      added.swap(inbox_);
+      cancelled.swap(cancelled_);
+      stats_.waiting += static_cast<int>(added.size());  // until the core counts them
+      if (stopping_) inbox_.clear();
+    }
+    for (auto& s : added) core_->add(s.id, std::move(s.request), std::move(s.sink));
+    for (RequestId id : cancelled) core_->cancel(id);
+    if (!added.empty() || !cancelled.empty()) publish_stats();
+    std::lock_guard lock(mutex_);
+    return !stopping_;
+  }
+
+  void publish_stats() {
+    EngineStats now = core_->stats();
+    std::lock_guard lock(mutex_);
+    stats_ = now;
+  }
+
+  std::unique_ptr<engine::Core> core_;
+  const ModelInfo info_;
+  const int max_waiting_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Submission> inbox_;
+  std::vector<RequestId> cancelled_;
+  EngineStats stats_;
+  uint64_t next_id_ = 1;
+  bool stopping_ = false;
+
+  std::thread thread_;
+};
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::load(EngineOptions options) {
+  auto model = engine::LoadedModel::load(options);
+  if (!model) return std::unexpected(model.error());
+  auto core = engine::Core::create(std::move(*model), options);
+  if (!core) return std::unexpected(core.error());
+  return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(std::move(*core), options)));
+}
+
+Result<uint64_t> Engine::submit(Request request, Sink sink) {
+  std::vector<Request> requests;
+  requests.push_back(std::move(request));
+  std::vector<Sink> sinks;
+  sinks.push_back(std::move(sink));
+  auto ids = submit_all(std::move(requests), std::move(sinks));
+  if (!ids) return std::unexpected(ids.error());
+  return ids->front();
+}
+
+Result<std::vector<uint64_t>> Engine::submit_all(std::vector<Request> requests, std::vector<Sink> sinks) {
+  return impl_->submit(std::move(requests), std::move(sinks));
+}
+
+void Engine::cancel(uint64_t id) { impl_->cancel(id); }
+const ModelInfo& Engine::info() const { return impl_->info(); }
+EngineStats Engine::stats() const { return impl_->stats(); }
+
+}  // namespace quire

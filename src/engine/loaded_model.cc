@@ -1,0 +1,197 @@
+#include "engine/loaded_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/cpu.h"
+#include "base/log.h"
+#include "model/architectures/architectures.h"
+
+namespace quire::engine {
+namespace {
+
+constexpr int kDefaultBlockSize = 32;
+// Block-outermost: the pages of a block lie together, so memory is touched block by block.
+constexpr cache::Layout kDefaultLayout = cache::Layout::kBLHNC;
+constexpr std::string_view kContract = "quire-bits-1";
+
+std::string_view name_of(Profile profile) {
+  switch (profile) {
+    case Profile::kF32:
+      return "f32";
+    case Profile::kBF16:
+      return "bf16";
+    case Profile::kQ8:
+      return "q8";
+  }
+  return "?";
+}
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// Everything that decides the bits of an answer, but for the request.
+Sha256Digest root_digest(const model::Model& model) {
+  Sha256 hash;
+  hash.update(model.digest);
+  for (std::string_view part :
+       {kContract, name_of(model.profile), kernels::kKvLayoutId, std::string_view(model.spec.architecture)}) {
+    hash.update(bytes_of(part));
+    hash.update(bytes_of("\n"));
+  }
+  return hash.finish();
+}
+
+std::string hex(std::span<const std::byte> bytes) {
+  std::string text;
+  for (std::byte b : bytes) text += fmt::format("{:02x}", static_cast<int>(b));
+  return text;
+}
+
+Result<void> check_options(const EngineOptions& options) {
+  const struct {
+    const char* name;
+    int64_t value, low, high;
+  } ranges[] = {{"max_model_len", options.max_model_len.value_or(1), 1, model::kMaxPositions},
+                {"max_num_seqs", options.max_num_seqs, 1, 4096},
+                {"max_num_batched_tokens", options.max_num_batched_tokens, 1, 65536},
+                {"max_waiting_requests", options.max_waiting_requests, 1, 1 << 24},
+                {"step_time_ms", options.step_time.count(), 1, 60000},
+                {"threads", options.threads, 0, 1024},
+                {"block_size", options.block_size.value_or(kDefaultBlockSize), 16, 65536}};
+  for (const auto& range : ranges)
+    if (range.value < range.low || range.value > range.high)
+      return fail(ErrorKind::kInvalidRequest,
+                  fmt::format("{} must be between {} and {}, not {}", range.name, range.low, range.high, range.value),
+                  range.name);
+  if (options.max_num_batched_tokens < options.max_num_seqs)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("max_num_batched_tokens {} must be at least max_num_seqs {}",
+                            options.max_num_batched_tokens, options.max_num_seqs),
+                "max_num_batched_tokens");
+  if (options.block_size && *options.block_size % 16 != 0)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("block_size must be a multiple of 16, not {}", *options.block_size), "block_size");
+  return {};
+}
+
+size_t default_cache_bytes(size_t weight_bytes) {
+  const size_t available = available_memory();
+  return (available > weight_bytes ? available - weight_bytes : 0) / 2;
+}
+
+}  // namespace
+
+size_t file_weight_bytes(const weights::Checkpoint& checkpoint) {
+  size_t total = 0;
+  for (const auto& tensor : checkpoint.tensors->tensors()) total += tensor.data.size();
+  return total;
+}
+
+std::vector<std::string> describe_groups(const cache::CachePlan& plan) {
+  std::vector<std::string> lines;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const cache::CacheGroup& group = plan.groups[g];
+    std::string window;
+    if (const auto* w = std::get_if<cache::SlidingWindow>(&group.spec.retention))
+      window = fmt::format(" of {} tokens", w->window);
+    lines.push_back(fmt::format("group {}: {}{}, {} layers, blocks of {} tokens, at most {} blocks a request", g,
+                                cache::name_of(group.spec), window, group.layers.size(), group.spec.block_size,
+                                group.request_blocks));
+  }
+  return lines;
+}
+
+Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const EngineOptions& options,
+                              size_t weight_bytes) {
+  if (auto checked = check_options(options); !checked) return std::unexpected(checked.error());
+  auto spec = model::make_spec(checkpoint);
+  if (!spec) return std::unexpected(spec.error());
+  Outline outline;
+  outline.profile = options.profile.value_or(model::default_profile(*spec, *checkpoint.tensors));
+  outline.layers = exec::cache_layers(*spec, outline.profile, options.block_size.value_or(kDefaultBlockSize));
+
+  cache::PlanConfig config;
+  config.layout = kDefaultLayout;
+  if (!options.kv_cache_layout.empty()) {
+    auto layout = cache::parse_layout(options.kv_cache_layout);
+    if (!layout) return std::unexpected(layout.error());
+    config.layout = *layout;
+  }
+  const int64_t wanted = options.max_model_len.value_or(spec->max_positions);
+  if (wanted > spec->max_positions)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("max_model_len {} is more than the model's {}", wanted, spec->max_positions),
+                "max_model_len");
+  config.max_model_len = wanted;
+  config.fit_max_model_len = !options.max_model_len || options.auto_max_model_len;
+  config.max_in_flight_tokens = options.max_num_batched_tokens;
+  config.hybrid = options.hybrid_kv_cache;
+  config.prefix_caching = options.prefix_caching;
+  config.budget_bytes = static_cast<int64_t>(options.kv_cache_bytes.value_or(default_cache_bytes(weight_bytes)));
+  auto plan = cache::plan_cache(outline.layers, config);
+  if (!plan) return std::unexpected(plan.error());
+  if (plan->max_model_len < wanted)
+    outline.notice = fmt::format("the longest request is {} tokens instead of {}: more do not fit {} MiB of KV cache",
+                                 plan->max_model_len, wanted, config.budget_bytes >> 20);
+  outline.spec = std::move(*spec);
+  outline.plan = std::move(*plan);
+  return outline;
+}
+
+Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& options) {
+  const CpuFeatures cpu = detect_cpu();
+  auto isa = choose_isa(cpu);
+  if (!isa) return std::unexpected(isa.error());
+  auto checkpoint = weights::open_checkpoint(options.model);
+  if (!checkpoint) return std::unexpected(checkpoint.error());
+  auto outline = outline_model(*checkpoint, options, file_weight_bytes(*checkpoint));
+  if (!outline) return std::unexpected(outline.error());
+  if (!outline->notice.empty()) log::warn(outline->notice);
+
+  auto loaded = std::make_unique<LoadedModel>();
+  auto table = kernels::kernel_table(*isa, cpu);
+  if (!table) return std::unexpected(table.error());
+  loaded->kernels = *table;
+  if (auto tested = kernels::self_test(loaded->kernels); !tested) return std::unexpected(tested.error());
+  loaded->pool = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
+
+  auto model = model::load_weights(std::move(outline->spec), *checkpoint->tensors, outline->profile,
+                                   {loaded->allocator, *loaded->pool, options.progress});
+  if (!model) return std::unexpected(model.error());
+  loaded->model = std::move(*model);
+  auto storage = exec::KvStorage::make(std::move(outline->plan), loaded->allocator);
+  if (!storage) return std::unexpected(storage.error());
+  loaded->storage = std::move(*storage);
+  const cache::CachePlan& plan = loaded->storage.plan();
+  auto attention = exec::AttentionGroups::make(loaded->model.spec, plan, outline->layers, loaded->storage.base(),
+                                               options.max_num_seqs);
+  if (!attention) return std::unexpected(attention.error());
+  loaded->attention = std::move(*attention);
+  auto forward = exec::Forward::make(loaded->model, loaded->kernels, *loaded->pool, loaded->allocator,
+                                     options.max_num_batched_tokens, static_cast<int>(plan.max_model_len));
+  if (!forward) return std::unexpected(forward.error());
+  loaded->forward = std::make_unique<exec::Forward>(std::move(*forward));
+
+  loaded->cache_root = root_digest(loaded->model);
+  loaded->info = {
+      .architecture = loaded->model.spec.architecture,
+      .profile = loaded->model.profile,
+      .vocab_size = loaded->model.spec.vocab_size,
+      .max_model_len = plan.max_model_len,
+      .end_tokens = loaded->model.spec.end_tokens,
+      .fingerprint = "quire-" + hex(std::span(loaded->cache_root).first(8)),
+      .isa = std::string(name_of(*isa)),
+      .threads = loaded->pool->size(),
+      .weight_bytes = loaded->model.weight_bytes,
+      .kv_cache_bytes = loaded->storage.size(),
+      .kv_cache_tokens = static_cast<int64_t>(plan.max_concurrency() * static_cast<double>(plan.max_model_len)),
+      .num_gpu_blocks = static_cast<int>(plan.num_blocks),
+      .block_size = static_cast<int>(plan.groups.front().spec.block_size),
+      .cache_groups = describe_groups(plan)};
+  return loaded;
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,56 @@
+// Everything that serving one model needs, put together: weights, cache plan and memory, kernels, threads.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/thread_pool.h"
+#include "cache/planner.h"
+#include "exec/attention_groups.h"
+#include "exec/forward.h"
+#include "exec/kv_storage.h"
+#include "kernels/kernels.h"
+#include "model/load.h"
+#include "quire/engine.h"
+#include "quire/error.h"
+#include "weights/checkpoint.h"
+
+namespace quire::engine {
+
+// What a model would look like in the cache, known before a weight is read: `quire inspect`.
+struct Outline {
+  model::ModelSpec spec;
+  Profile profile = Profile::kF32;
+  std::vector<cache::CacheLayer> layers;
+  cache::CachePlan plan;
+  std::string notice;  // for people, if a default was lowered; may be empty
+};
+
+// kv_cache_bytes unset: half of the memory that would be free after weights of `weight_bytes`.
+Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const EngineOptions& options, size_t weight_bytes);
+
+// Bytes of all tensors of a checkpoint as they lie in its files.
+size_t file_weight_bytes(const weights::Checkpoint& checkpoint);
+
+// One line a KV cache group: its kind, layers, block and bytes.
+std::vector<std::string> describe_groups(const cache::CachePlan& plan);
+
+struct LoadedModel {
+  Allocator allocator;
+  std::unique_ptr<ThreadPool> pool;
+  kernels::KernelTable kernels;
+  model::Model model;
+  exec::KvStorage storage;
+  exec::AttentionGroups attention;
+  std::unique_ptr<exec::Forward> forward;
+  ModelInfo info;
+  Sha256Digest cache_root = {};  // of weights, profile and page layout: the root of all prefix hashes
+
+  // Runs on the calling thread and the pool's workers; the same thread must run the forward pass later, or none at the
+  // same time.
+  static Result<std::unique_ptr<LoadedModel>> load(const EngineOptions& options);
+};
+
+}  // namespace quire::engine

@@ -1,0 +1,30 @@
+#include "engine/step_budget.h"
+
+#include <algorithm>
+
+namespace quire::engine {
+namespace {
+
+constexpr int64_t kTellingTokens = 32;  // smaller steps are bound by memory, not by tokens
+constexpr int64_t kFewestTokens = 16;   // a prompt must get on, however slow the machine
+constexpr int64_t kFirstTokens = 128;   // until a step has been measured
+constexpr double kAloneFactor = 5;      // without streams that wait, steps may be this much longer
+constexpr double kNewest = 0.5;         // weight of the newest measurement
+
+}  // namespace
+
+int64_t StepBudget::tokens(int64_t decoding) const {
+  const double aim = decoding > 0 ? step_seconds_ : step_seconds_ * kAloneFactor;
+  const int64_t fit =
+      seconds_per_token_ > 0 ? static_cast<int64_t>(std::min(aim / seconds_per_token_, 1e9)) : kFirstTokens;
+  // Every decoding request gets its token, whatever the time.
+  return std::clamp(std::max(fit, kFewestTokens + decoding), int64_t{1}, std::max(max_tokens_, decoding));
+}
+
+void StepBudget::observe(int64_t tokens, double seconds) {
+  if (tokens < kTellingTokens || seconds <= 0) return;
+  const double now = seconds / static_cast<double>(tokens);
+  seconds_per_token_ = seconds_per_token_ == 0 ? now : kNewest * now + (1 - kNewest) * seconds_per_token_;
+}
+
+}  // namespace quire::engine

@@ -1,0 +1,94 @@
+#include "exec/attention_groups.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+
+namespace quire::exec {
+namespace {
+
+// The pages that the attention kernels take.
+const cache::KernelBlockSizes kPages{.exact = {16, 32, 64}, .multiples_of = {}};
+
+bool same_shape(const kernels::AttentionShape& a, const kernels::AttentionShape& b) {
+  return a.q_heads == b.q_heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
+         a.page_tokens == b.page_tokens && a.dtype == b.dtype && a.window == b.window && a.chunk == b.chunk;
+}
+
+Result<AttentionGroup> make_group(const model::AttentionSpec& attention, const cache::CachePlan& plan,
+                                  const cache::LayerPlace& place, int64_t max_num_seqs) {
+  auto page_tokens = cache::select_kernel_block(place.spec.block_size, {&kPages, 1});
+  if (!page_tokens) return std::unexpected(page_tokens.error());
+  const kernels::AttentionShape shape = {.q_heads = attention.q_heads,
+                                         .kv_heads = attention.kv_heads,
+                                         .head_dim = attention.head_dim,
+                                         .page_tokens = static_cast<int>(*page_tokens),
+                                         .dtype = place.spec.dtype,
+                                         .window = attention.window};
+  if (auto checked = kernels::check_attention_shape(shape); !checked) return std::unexpected(checked.error());
+  auto view = cache::view_kernel_blocks(plan.layout, place, plan.num_blocks, *page_tokens);
+  if (!view) return std::unexpected(view.error());
+  if (view->num_pages > std::numeric_limits<int32_t>::max())
+    return fail(ErrorKind::kUnsupported, "the cache has more kernel pages than 31 bits can number; use a larger block");
+  const int64_t columns = plan.groups[static_cast<size_t>(place.group.value)].table_columns;
+  auto pages = cache::MappedTable::create(max_num_seqs, columns, *view);
+  if (!pages) return std::unexpected(pages.error());
+  return AttentionGroup{place.group, shape, *view, std::move(*pages), {}};
+}
+
+}  // namespace
+
+Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, const cache::CachePlan& plan,
+                                              std::span<const cache::CacheLayer> layers, std::byte* base,
+                                              int64_t max_num_seqs) {
+  AttentionGroups result;
+  for (const auto& layer : spec.layers) {
+    const model::AttentionSpec& attention = layer.attention;
+    const auto it = std::ranges::find(layers, attention.name, &cache::CacheLayer::name);
+    QUIRE_CHECK(it != layers.end());
+    const cache::LayerPlace& place = plan.layers[static_cast<size_t>(it - layers.begin())];
+    auto group = make_group(attention, plan, place, max_num_seqs);
+    if (!group) return std::unexpected(group.error());
+
+    const auto same = std::ranges::find_if(result.groups_, [&](const AttentionGroup& g) {
+      return g.cache_group == group->cache_group &&
+             g.kernel_view.pages_between_blocks == group->kernel_view.pages_between_blocks &&
+             same_shape(g.shape, group->shape);
+    });
+    LayerCache cache;
+    cache.group = static_cast<int>(same - result.groups_.begin());
+    cache.view = {.base = base + place.offset,
+                  .page_stride = static_cast<size_t>(group->kernel_view.page_bytes),
+                  .head_stride = static_cast<size_t>(group->kernel_view.head_bytes),
+                  .block_tokens = static_cast<int>(place.spec.block_size),
+                  .pages_per_block = static_cast<int>(group->kernel_view.pages_between_blocks)};
+    if (same == result.groups_.end()) result.groups_.push_back(std::move(*group));
+    result.layers_.emplace(attention.name, cache);
+  }
+  return result;
+}
+
+void AttentionGroups::prepare(const StepBatch& batch, int workers) {
+  for (AttentionGroup& group : groups_) {
+    const GroupTables& tables = batch.groups[static_cast<size_t>(group.cache_group.value)];
+    group.pages.update(tables.blocks);
+    sequences_.clear();
+    for (size_t s = 0; s < batch.sequences.size(); ++s) {
+      const BatchSequence& sequence = batch.sequences[s];
+      sequences_.push_back(
+          {group.pages.row(static_cast<int64_t>(s)), sequence.first_row, sequence.num_rows, sequence.first_position});
+    }
+    group.plan.build(group.shape, sequences_, workers);
+  }
+}
+
+const LayerCache& AttentionGroups::layer(std::string_view name) const {
+  const auto it = layers_.find(name);
+  QUIRE_CHECK(it != layers_.end());
+  return it->second;
+}
+
+}  // namespace quire::exec

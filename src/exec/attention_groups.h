@@ -1,0 +1,60 @@
+// Attention groups: the layers of one KV cache group that the same kernel serves in the same shape. Each has a mapped
+// table of kernel pages and an attention plan of its own, made from the block table of *its own* cache group.
+//
+// A manager block holds one or more kernel pages (cache/kernel_blocks.h). Layers find cache view and metadata by their
+// name, never by position. Engine thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+#include "cache/kernel_blocks.h"
+#include "cache/planner.h"
+#include "exec/step_batch.h"
+#include "kernels/attention.h"
+#include "model/spec.h"
+#include "quire/engine.h"
+#include "quire/error.h"
+
+namespace quire::exec {
+
+struct AttentionGroup {
+  GroupId cache_group;
+  kernels::AttentionShape shape;
+  cache::KernelView kernel_view;
+  cache::MappedTable pages;  // of the step: a row a sequence
+  kernels::AttentionPlan plan;
+};
+
+struct LayerCache {
+  int group = 0;  // index of the attention group
+  kernels::KvView view;
+};
+
+class AttentionGroups {
+ public:
+  // `base` is the plan's allocation; layer l of the plan is called layers[l].name. Steps have up to `max_num_seqs`
+  // sequences.
+  static Result<AttentionGroups> make(const model::ModelSpec& spec, const cache::CachePlan& plan,
+                                      std::span<const cache::CacheLayer> layers, std::byte* base, int64_t max_num_seqs);
+
+  // Maps the batch's tables and plans its attention, for all groups. `workers` is the pool's size.
+  void prepare(const StepBatch& batch, int workers);
+
+  const LayerCache& layer(std::string_view name) const;
+  const AttentionGroup& group(const LayerCache& layer) const { return groups_[static_cast<size_t>(layer.group)]; }
+  std::span<const AttentionGroup> groups() const { return groups_; }
+
+ private:
+  std::vector<AttentionGroup> groups_;
+  std::map<std::string, LayerCache, std::less<>> layers_;
+  std::vector<kernels::AttentionSequence> sequences_;  // scratch of prepare()
+};
+
+}  // namespace quire::exec

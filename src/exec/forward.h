@@ -1,0 +1,77 @@
+// The forward pass: one executor for every ModelSpec.
+//
+// A Forward owns the buffers of a step and borrows model, kernels and threads. run() writes the step's keys and values
+// through the slots of each layer's own KV cache group, attends, and hands out logits for the rows that asked for them,
+// in blocks, so that memory stays bounded whatever the vocabulary. What it computes for a row depends on the row's
+// request alone (docs/determinism.md). One thread calls it: worker 0 of the pool.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/thread_pool.h"
+#include "exec/attention_groups.h"
+#include "exec/step_batch.h"
+#include "kernels/attention.h"
+#include "kernels/gemm.h"
+#include "kernels/kernels.h"
+#include "kernels/rope.h"
+#include "model/load.h"
+#include "quire/error.h"
+
+namespace quire::exec {
+
+// Logits of `count` rows: entry i belongs to batch.logits_rows[first + i] and lies at logits + i * vocab_size. Valid
+// during the call only.
+struct LogitsBlock {
+  int first = 0;
+  int count = 0;
+  float* logits = nullptr;
+};
+using LogitsSink = std::function<void(const LogitsBlock&)>;
+
+class Forward {
+ public:
+  // Room for steps of up to `max_rows` tokens at positions below `max_positions`.
+  static Result<Forward> make(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool,
+                              Allocator& allocator, int max_rows, int max_positions);
+
+  // `caches` must hold every attention layer of the model and be prepared for this batch.
+  void run(const StepBatch& batch, const AttentionGroups& caches, const LogitsSink& sink);
+
+ private:
+  Forward(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool)
+      : model_(&model), kernels_(&kernels), pool_(&pool) {}
+
+  void embed(const StepBatch& batch);
+  void attention(const StepBatch& batch, const AttentionGroups& caches, size_t layer);
+  void mlp(int rows, size_t layer);
+  void head(const StepBatch& batch, const LogitsSink& sink);
+
+  void rope_and_norm(const StepBatch& batch, const model::AttentionSpec& spec, const model::LayerWeights& weights);
+  void normed_activations(std::span<const float> norm, const model::Linear& next, int first_row, int rows);
+  void add_residual(const model::Linear& linear, std::span<const float> post_norm, int first_row, int rows);
+  void apply(const model::Linear& linear, float* out, size_t stride, const float* residual);
+  kernels::ActivationKind kind_of(const model::Linear& linear) const;
+
+  const model::Model* model_;
+  const kernels::KernelTable* kernels_;
+  ThreadPool* pool_;
+  std::vector<kernels::RopeTable> ropes_;
+  float embedding_scale_ = 1;
+  int logits_rows_ = 0;  // rows of a logits block
+
+  // [rows][width] fp32 unless said otherwise.
+  Buffer hidden_;    // the residual stream
+  Buffer wide_;      // q, k and v; then gate and up
+  Buffer attended_;  // output of attention; then of the MLP, where a norm follows
+  Buffer normed_;    // input of a matrix, before it is made ready
+  Buffer logits_;
+  kernels::Activations activations_;
+  kernels::AttentionWorkspace workspace_;
+};
+
+}  // namespace quire::exec

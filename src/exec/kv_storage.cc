@@ -1,0 +1,49 @@
+#include "exec/kv_storage.h"
+
+#include <cstring>
+#include <utility>
+
+namespace quire::exec {
+
+std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, Profile profile, int block_size) {
+  const DType dtype = profile == Profile::kF32 ? DType::kF32 : DType::kBF16;
+  std::vector<cache::CacheLayer> layers;
+  for (const auto& layer : spec.layers) {
+    const model::AttentionSpec& attention = layer.attention;
+    cache::CacheSpec cache;
+    if (attention.window > 0) cache.retention = cache::SlidingWindow{.window = attention.window};
+    cache.dtype = dtype;
+    cache.block_size = block_size;
+    cache.num_kv_heads = attention.kv_heads;
+    cache.state_bytes = 2 * int64_t{attention.head_dim} * static_cast<int64_t>(size_of(dtype));
+    layers.push_back({attention.name, cache});
+  }
+  return layers;
+}
+
+Result<KvStorage> KvStorage::make(cache::CachePlan plan, Allocator& allocator) {
+  if (auto executable = cache::check_executable(plan); !executable) return std::unexpected(executable.error());
+  if (plan.needs_zeroing)
+    return fail(ErrorKind::kUnsupported, "a cache whose groups hold different types in the same blocks");
+  auto memory = allocator.allocate(static_cast<size_t>(plan.allocation_bytes));
+  if (!memory) return std::unexpected(memory.error());
+  KvStorage storage;
+  storage.plan_ = std::move(plan);
+  storage.memory_ = std::move(*memory);
+  return storage;
+}
+
+void KvStorage::copy_block(GroupId group, BlockId source, BlockId target) {
+  for (LayerId layer : plan_.groups[static_cast<size_t>(group.value)].layers) {
+    const cache::LayerPlace& place = plan_.layers[static_cast<size_t>(layer.value)];
+    const int64_t head_bytes = cache::states_per_block(place.spec) * place.spec.state_bytes;
+    for (int64_t head = 0; head < place.spec.num_kv_heads; ++head) {
+      const auto at = [&](BlockId block) {
+        return base() + place.offset + block.value * place.strides.block + head * place.strides.head;
+      };
+      std::memcpy(at(target), at(source), static_cast<size_t>(head_bytes));
+    }
+  }
+}
+
+}  // namespace quire::exec

@@ -1,0 +1,50 @@
+// The block tables of all running requests, one table per KV cache group, kept up to date from step plans alone.
+//
+// A request has one row number, the same in every group's table, from its first step until it ends or is preempted.
+// update() takes what a plan added and dropped; fill() copies the rows of a plan's requests into the batch, each
+// group's own, with the blocks below a window null, and maps each new token to its slot. Engine thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/ids.h"
+#include "cache/block_table.h"
+#include "cache/planner.h"
+#include "cache/slot_mapping.h"
+#include "exec/step_batch.h"
+#include "quire/error.h"
+#include "sched/scheduler.h"
+
+namespace quire::exec {
+
+class RequestTables {
+ public:
+  static Result<RequestTables> make(std::span<const cache::CacheGroup> groups, int64_t max_num_seqs);
+
+  // Every plan must pass through here once, in order.
+  void update(const sched::StepPlan& plan);
+
+  // batch.sequences and batch.positions must be those of the plan.
+  void fill(const sched::StepPlan& plan, StepBatch& batch);
+
+ private:
+  struct Group {
+    cache::BlockTable table;
+    cache::SlotRule slots;
+    int64_t reach;  // a token at p reads nothing below p - reach; 0: everything
+  };
+
+  void drop(RequestId id);
+  int32_t row_of(RequestId id);
+
+  std::vector<Group> groups_;
+  std::unordered_map<RequestId, int32_t> rows_;
+  std::vector<int32_t> free_rows_;
+  std::vector<int32_t> computed_;             // by table row: position of the step's first token
+  std::vector<int32_t> batch_rows_, starts_;  // of the current plan
+};
+
+}  // namespace quire::exec

@@ -1,0 +1,224 @@
+#include "model/config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace quire::model {
+namespace {
+
+using Json = nlohmann::json;
+
+std::unexpected<Error> bad(std::string_view key, std::string_view want) {
+  return fail(ErrorKind::kCorruptFile, fmt::format("configuration key {} must be {}", key, want), std::string(key));
+}
+
+std::unexpected<Error> missing(std::string_view key) {
+  return fail(ErrorKind::kCorruptFile, fmt::format("configuration key {} is missing", key), std::string(key));
+}
+
+Result<int> checked(int64_t value, std::string_view key, int low, int high) {
+  if (value < low || value > high) return bad(key, fmt::format("between {} and {}, not {}", low, high, value));
+  return static_cast<int>(value);
+}
+
+// A parser callback that refuses deep nesting, so that no file can exhaust the stack.
+bool shallow(int depth, Json::parse_event_t, Json&) {
+  constexpr int kMaxDepth = 64;
+  if (depth > kMaxDepth) throw std::runtime_error("nested too deeply");
+  return true;
+}
+
+Result<Json> parse_object(std::string_view text, const char* file) {
+  try {
+    Json json = Json::parse(text, shallow);
+    if (!json.is_object()) return fail(ErrorKind::kCorruptFile, fmt::format("{} is not a JSON object", file));
+    return json;
+  } catch (const std::exception& e) {
+    return fail(ErrorKind::kCorruptFile, fmt::format("{}: {}", file, e.what()));
+  }
+}
+
+void add_token(std::vector<TokenId>& tokens, int64_t id) {
+  if (id < 0 || id > std::numeric_limits<TokenId>::max()) return;
+  const auto token = static_cast<TokenId>(id);
+  if (std::find(tokens.begin(), tokens.end(), token) == tokens.end()) tokens.push_back(token);
+}
+
+}  // namespace
+
+struct HuggingFaceConfig::Content {
+  Json config;
+  Json generation;
+
+  // The value at a path of keys separated by '/', or null.
+  const Json* find(std::string_view key) const {
+    const Json* at = &config;
+    while (true) {
+      const size_t slash = key.find('/');
+      if (!at->is_object()) return nullptr;
+      const auto it = at->find(std::string(key.substr(0, slash)));
+      if (it == at->end() || it->is_null()) return nullptr;
+      at = &*it;
+      if (slash == std::string_view::npos) return at;
+      key.remove_prefix(slash + 1);
+    }
+  }
+};
+
+HuggingFaceConfig::HuggingFaceConfig(std::unique_ptr<Content> content) : content_(std::move(content)) {}
+HuggingFaceConfig::HuggingFaceConfig(HuggingFaceConfig&&) noexcept = default;
+HuggingFaceConfig::~HuggingFaceConfig() = default;
+
+Result<HuggingFaceConfig> HuggingFaceConfig::parse(std::string_view config_json,
+                                                   std::string_view generation_config_json) {
+  auto config = parse_object(config_json, "config.json");
+  if (!config) return std::unexpected(config.error());
+  Json generation = Json::object();
+  if (!generation_config_json.empty()) {
+    auto parsed = parse_object(generation_config_json, "generation_config.json");
+    if (!parsed) return std::unexpected(parsed.error());
+    generation = std::move(*parsed);
+  }
+  return HuggingFaceConfig(std::make_unique<Content>(std::move(*config), std::move(generation)));
+}
+
+bool HuggingFaceConfig::has(std::string_view key) const { return content_->find(key) != nullptr; }
+
+Result<int> HuggingFaceConfig::integer(std::string_view key, int low, int high) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr) return missing(key);
+  if (value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX) return bad(key, "a smaller integer");
+  if (!value->is_number_integer()) return bad(key, "an integer");
+  return checked(value->get<int64_t>(), key, low, high);
+}
+
+Result<int> HuggingFaceConfig::integer_or(std::string_view key, int low, int high, int fallback) const {
+  return has(key) ? integer(key, low, high) : fallback;
+}
+
+Result<double> HuggingFaceConfig::number(std::string_view key) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr) return missing(key);
+  if (!value->is_number()) return bad(key, "a number");
+  const auto number = value->get<double>();
+  if (!std::isfinite(number)) return bad(key, "a finite number");
+  return number;
+}
+
+Result<double> HuggingFaceConfig::number_or(std::string_view key, double fallback) const {
+  return has(key) ? number(key) : fallback;
+}
+
+Result<bool> HuggingFaceConfig::boolean_or(std::string_view key, bool fallback) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr) return fallback;
+  if (!value->is_boolean()) return bad(key, "true or false");
+  return value->get<bool>();
+}
+
+Result<std::string> HuggingFaceConfig::string(std::string_view key) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr) return missing(key);
+  if (!value->is_string()) return bad(key, "a string");
+  return value->get<std::string>();
+}
+
+Result<std::string> HuggingFaceConfig::string_or(std::string_view key, std::string fallback) const {
+  return has(key) ? string(key) : fallback;
+}
+
+Result<std::vector<std::string>> HuggingFaceConfig::strings(std::string_view key) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr) return missing(key);
+  std::vector<std::string> out;
+  if (!value->is_array()) return bad(key, "a list of strings");
+  for (const Json& item : *value) {
+    if (!item.is_string()) return bad(key, "a list of strings");
+    out.push_back(item.get<std::string>());
+  }
+  return out;
+}
+
+Result<std::vector<TokenId>> HuggingFaceConfig::end_tokens() const {
+  std::vector<TokenId> tokens;
+  for (const Json* json : {&content_->generation, &content_->config}) {
+    const auto it = json->find("eos_token_id");
+    if (it == json->end() || it->is_null()) continue;
+    const Json list = it->is_array() ? *it : Json::array({*it});
+    for (const Json& item : list) {
+      if (!item.is_number_integer()) return bad("eos_token_id", "a token id or a list of them");
+      add_token(tokens, item.get<int64_t>());
+    }
+    return tokens;
+  }
+  return tokens;
+}
+
+GgufConfig::GgufConfig(const weights::GgufFile& file, std::string architecture)
+    : file_(file), architecture_(std::move(architecture)) {}
+
+bool GgufConfig::has(std::string_view key) const { return file_.has(full(key)); }
+
+Result<int> GgufConfig::integer(std::string_view key, int low, int high) const {
+  auto value = file_.integer(full(key));
+  if (!value) return std::unexpected(value.error());
+  return checked(*value, full(key), low, high);
+}
+
+Result<int> GgufConfig::integer_or(std::string_view key, int low, int high, int fallback) const {
+  return has(key) ? integer(key, low, high) : fallback;
+}
+
+Result<double> GgufConfig::number(std::string_view key) const {
+  auto value = file_.number(full(key));
+  if (value && !std::isfinite(*value)) return bad(full(key), "a finite number");
+  return value;
+}
+
+Result<double> GgufConfig::number_or(std::string_view key, double fallback) const {
+  return has(key) ? number(key) : fallback;
+}
+
+Result<std::string> GgufConfig::string_or(std::string_view key, std::string fallback) const {
+  if (!has(key)) return fallback;
+  auto value = file_.string(full(key));
+  if (!value) return std::unexpected(value.error());
+  return std::string(*value);
+}
+
+Result<std::vector<TokenId>> GgufConfig::end_tokens() const {
+  std::vector<TokenId> tokens;
+  for (const char* key :
+       {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    if (!file_.has(key)) continue;
+    auto id = file_.integer(key);
+    if (!id) return std::unexpected(id.error());
+    add_token(tokens, *id);
+  }
+  // Files often name only one of several; llama.cpp finds the others by these texts.
+  static constexpr std::array<std::string_view, 5> kTurnEnds = {"<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>",
+                                                                "<|endoftext|>"};
+  if (!file_.has("tokenizer.ggml.tokens")) return tokens;
+  auto texts = file_.strings("tokenizer.ggml.tokens");
+  if (!texts) return std::unexpected(texts.error());
+  for (size_t i = 0; i < texts->size(); ++i)
+    if (std::find(kTurnEnds.begin(), kTurnEnds.end(), (*texts)[i]) != kTurnEnds.end())
+      add_token(tokens, static_cast<int64_t>(i));
+  return tokens;
+}
+
+Result<int> GgufConfig::vocab_size() const {
+  if (has("vocab_size")) return integer("vocab_size", 1, kMaxVocabulary);
+  const weights::Tensor* embedding = file_.find("token_embd.weight");
+  if (embedding == nullptr || embedding->shape.size() != 2)
+    return fail(ErrorKind::kCorruptFile, "tensor token_embd.weight is missing or not a matrix", "token_embd.weight");
+  return checked(embedding->shape[0], "token_embd.weight rows", 1, kMaxVocabulary);
+}
+
+}  // namespace quire::model

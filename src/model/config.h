@@ -1,0 +1,76 @@
+// Typed reading of a checkpoint's configuration, with every value checked.
+//
+// A HuggingFaceConfig is config.json; a GgufConfig is GGUF metadata under the architecture's own prefix. Both answer
+// with errors that name the key. Optional getters return the fallback only where the key is absent or null.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quire/error.h"
+#include "quire/request.h"
+#include "weights/checkpoint.h"
+
+namespace quire::model {
+
+class HuggingFaceConfig {
+ public:
+  static Result<HuggingFaceConfig> parse(std::string_view config_json, std::string_view generation_config_json);
+  HuggingFaceConfig(HuggingFaceConfig&&) noexcept;
+  ~HuggingFaceConfig();
+
+  // Keys may name nested values: "rope_parameters/rope_theta".
+  bool has(std::string_view key) const;  // present and not null
+  Result<int> integer(std::string_view key, int low, int high) const;
+  Result<int> integer_or(std::string_view key, int low, int high, int fallback) const;
+  Result<double> number(std::string_view key) const;
+  Result<double> number_or(std::string_view key, double fallback) const;
+  Result<bool> boolean_or(std::string_view key, bool fallback) const;
+  Result<std::string> string(std::string_view key) const;
+  Result<std::string> string_or(std::string_view key, std::string fallback) const;
+  Result<std::vector<std::string>> strings(std::string_view key) const;
+
+  // eos_token_id of generation_config.json, else of config.json: a number or a list.
+  Result<std::vector<TokenId>> end_tokens() const;
+
+ private:
+  struct Content;
+  explicit HuggingFaceConfig(std::unique_ptr<Content> content);
+  std::unique_ptr<Content> content_;
+};
+
+class GgufConfig {
+ public:
+  explicit GgufConfig(const weights::GgufFile& file, std::string architecture);
+
+  const weights::GgufFile& file() const { return file_; }
+  bool has(std::string_view key) const;
+  // Keys are without the architecture's prefix: "attention.head_count".
+  Result<int> integer(std::string_view key, int low, int high) const;
+  Result<int> integer_or(std::string_view key, int low, int high, int fallback) const;
+  Result<double> number(std::string_view key) const;
+  Result<double> number_or(std::string_view key, double fallback) const;
+  Result<std::string> string_or(std::string_view key, std::string fallback) const;
+
+  // The tokenizer's end tokens: eos and eot ids, and tokens that are known to end a turn by their text.
+  Result<std::vector<TokenId>> end_tokens() const;
+  Result<int> vocab_size() const;
+
+ private:
+  std::string full(std::string_view key) const { return architecture_ + "." + std::string(key); }
+  const weights::GgufFile& file_;
+  std::string architecture_;
+};
+
+// Bounds that no sane model leaves; they keep products of sizes inside int64_t.
+inline constexpr int kMaxLayers = 4096;
+inline constexpr int kMaxWidth = 1 << 20;
+inline constexpr int kMaxHeads = 4096;
+inline constexpr int kMaxHeadDim = 1024;
+inline constexpr int kMaxPositions = 1 << 28;
+inline constexpr int kMaxVocabulary = 1 << 24;
+
+}  // namespace quire::model

@@ -1,0 +1,242 @@
+#include "model/load.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <span>
+#include <string_view>
+#include <utility>
+
+namespace quire::model {
+namespace {
+
+kernels::WeightTarget target_of(Profile profile) {
+  switch (profile) {
+    case Profile::kF32:
+      return kernels::WeightTarget::kF32;
+    case Profile::kBF16:
+      return kernels::WeightTarget::kBF16;
+    case Profile::kQ8:
+      return kernels::WeightTarget::kNative;
+  }
+  return kernels::WeightTarget::kF32;
+}
+
+std::string shape_text(std::span<const int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+Result<const weights::Tensor*> require_shape(const weights::TensorSource& tensors, const std::string& name,
+                                             std::span<const int64_t> shape) {
+  auto tensor = tensors.require(name);
+  if (!tensor) return tensor;
+  if (!std::ranges::equal((*tensor)->shape, shape))
+    return fail(ErrorKind::kCorruptFile,
+                fmt::format("tensor {} is {}, but the configuration implies the shape {}", name,
+                            weights::describe(**tensor), shape_text(shape)),
+                name);
+  return tensor;
+}
+
+// Row n of the packed part, in halves, is this row of the file, in pairs.
+int interleaved_row(int n, int head_dim) {
+  const int head = n / head_dim, i = n % head_dim, half = head_dim / 2;
+  return head * head_dim + i % half * 2 + i / half;
+}
+
+// All that loading one checkpoint needs; lives for one call of load_weights().
+class Loader {
+ public:
+  Loader(const weights::TensorSource& tensors, Profile profile, LoadContext& context)
+      : tensors_(tensors), target_(target_of(profile)), context_(context) {}
+
+  void expect(size_t total) { total_ = total; }
+
+  Result<void> norm(const NormSpec& spec, std::vector<float>& out) {
+    if (!spec.present()) return {};
+    const int64_t shape[] = {spec.size};
+    auto tensor = require_shape(tensors_, spec.tensor, shape);
+    if (!tensor) return std::unexpected(tensor.error());
+    if (weights::is_quantised((*tensor)->format))
+      return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; a norm must not be", spec.tensor),
+                  spec.tensor);
+    out.resize(static_cast<size_t>(spec.size));
+    weights::dequantise((*tensor)->format, (*tensor)->data, out);
+    for (float& value : out) value += spec.offset;
+    return {};
+  }
+
+  Result<void> linear(const MatrixSpec& spec, Linear& out) {
+    out.rows = spec.rows();
+    out.cols = spec.cols;
+    std::vector<kernels::PackSource> sources;
+    int first_row = 0, next_row = 0;
+    const auto flush = [&]() -> Result<void> {
+      if (sources.empty()) return {};
+      auto matrix = pack(sources, spec.slice_unit);
+      if (!matrix) return std::unexpected(matrix.error());
+      out.parts.push_back({std::move(*matrix), first_row});
+      sources.clear();
+      first_row = next_row;
+      return {};
+    };
+    for (const MatrixPart& part : spec.parts) {
+      const int64_t shape[] = {part.rows, spec.cols};
+      auto tensor = require_shape(tensors_, part.tensor, shape);
+      if (!tensor) return std::unexpected(tensor.error());
+      if (!sources.empty() && layout(**tensor) != layout(*sources.back().tensor))
+        if (auto flushed = flush(); !flushed) return flushed;
+      kernels::PackSource source{*tensor, {}};
+      if (part.interleaved_head_dim > 0)
+        source.source_row = [d = part.interleaved_head_dim](int n) { return interleaved_row(n, d); };
+      sources.push_back(std::move(source));
+      next_row += part.rows;
+    }
+    return flush();
+  }
+
+  size_t packed_bytes() const { return packed_bytes_; }
+
+ private:
+  kernels::Layout layout(const weights::Tensor& tensor) const { return kernels::layout_for(tensor.format, target_); }
+
+  Result<kernels::PackedMatrix> pack(std::span<const kernels::PackSource> sources, int slice_unit) {
+    const weights::Tensor& first = *sources.front().tensor;
+    const int slices =
+        slice_unit == 0 ? 1 : kernels::slice_count(first.format, static_cast<int>(first.shape[1]), slice_unit);
+    auto matrix = kernels::pack(sources, target_, slices, context_.allocator, context_.pool);
+    if (!matrix) return matrix;
+    packed_bytes_ += matrix->bytes();
+    for (const auto& source : sources) done_ += source.tensor->data.size();
+    if (context_.progress && total_ > 0)
+      context_.progress(std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)));
+    return matrix;
+  }
+
+  const weights::TensorSource& tensors_;
+  kernels::WeightTarget target_;
+  LoadContext& context_;
+  size_t total_ = 0;
+  size_t done_ = 0;
+  size_t packed_bytes_ = 0;
+};
+
+// Calls f(name) for each tensor that the spec names, each name once.
+template <class F>
+void for_each_tensor(const ModelSpec& spec, F&& f) {
+  std::set<std::string_view> seen;
+  const auto once = [&](const std::string& name) {
+    if (!name.empty() && seen.insert(name).second) f(name);
+  };
+  const auto matrix = [&](const MatrixSpec& m) {
+    for (const auto& part : m.parts) once(part.tensor);
+  };
+  once(spec.embedding);
+  for (const auto& layer : spec.layers) {
+    once(layer.attention_norm.tensor);
+    matrix(layer.attention.qkv);
+    once(layer.attention.q_norm.tensor);
+    once(layer.attention.k_norm.tensor);
+    matrix(layer.attention.output);
+    once(layer.attention_post_norm.tensor);
+    once(layer.mlp_norm.tensor);
+    matrix(layer.mlp.gate_up);
+    matrix(layer.mlp.down);
+    once(layer.mlp_post_norm.tensor);
+  }
+  once(spec.final_norm.tensor);
+  matrix(spec.head);
+}
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// Digests of the tensors, made in parallel, hashed in the spec's order.
+Result<Sha256Digest> digest_of(const ModelSpec& spec, const weights::TensorSource& tensors, ThreadPool& pool) {
+  std::vector<const weights::Tensor*> list;
+  std::optional<Error> error;
+  for_each_tensor(spec, [&](const std::string& name) {
+    auto tensor = tensors.require(name);
+    if (tensor)
+      list.push_back(*tensor);
+    else if (!error)
+      error = tensor.error();
+  });
+  if (error) return std::unexpected(*error);
+
+  std::vector<Sha256Digest> digests(list.size());
+  std::atomic<size_t> next{0};
+  pool.run([&](int) {
+    for (size_t i; (i = next.fetch_add(1)) < list.size();) {
+      Sha256 hash;
+      hash.update(bytes_of(list[i]->name + " " + weights::describe(*list[i]) + "\n"));
+      hash.update(list[i]->data);
+      digests[i] = hash.finish();
+    }
+  });
+  Sha256 all;
+  for (const auto& digest : digests) all.update(digest);
+  return all.finish();
+}
+
+Result<void> load_layer(Loader& loader, const LayerSpec& spec, LayerWeights& out) {
+  const std::pair<const NormSpec*, std::vector<float>*> norms[] = {
+      {&spec.attention_norm, &out.attention_norm},
+      {&spec.attention_post_norm, &out.attention_post_norm},
+      {&spec.mlp_norm, &out.mlp_norm},
+      {&spec.mlp_post_norm, &out.mlp_post_norm},
+      {&spec.attention.q_norm, &out.q_norm},
+      {&spec.attention.k_norm, &out.k_norm}};
+  for (const auto& [norm, to] : norms)
+    if (auto loaded = loader.norm(*norm, *to); !loaded) return loaded;
+  const std::pair<const MatrixSpec*, Linear*> matrices[] = {{&spec.attention.qkv, &out.qkv},
+                                                            {&spec.attention.output, &out.output},
+                                                            {&spec.mlp.gate_up, &out.gate_up},
+                                                            {&spec.mlp.down, &out.down}};
+  for (const auto& [matrix, to] : matrices)
+    if (auto loaded = loader.linear(*matrix, *to); !loaded) return loaded;
+  return {};
+}
+
+}  // namespace
+
+Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tensors) {
+  bool quantised = false;
+  for_each_tensor(spec, [&](const std::string& name) {
+    const weights::Tensor* tensor = tensors.find(name);
+    quantised |= tensor != nullptr && weights::is_quantised(tensor->format);
+  });
+  return quantised ? Profile::kQ8 : Profile::kBF16;
+}
+
+Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context) {
+  Model model;
+  model.profile = profile;
+  auto digest = digest_of(spec, tensors, context.pool);
+  if (!digest) return std::unexpected(digest.error());
+  model.digest = *digest;
+
+  Loader loader(tensors, profile, context);
+  size_t total = 0;
+  for_each_tensor(spec, [&](const std::string& name) { total += tensors.find(name)->data.size(); });
+  loader.expect(total);
+
+  model.layers.resize(spec.layers.size());
+  for (size_t i = 0; i < spec.layers.size(); ++i)
+    if (auto loaded = load_layer(loader, spec.layers[i], model.layers[i]); !loaded)
+      return std::unexpected(loaded.error());
+  if (auto loaded = loader.norm(spec.final_norm, model.final_norm); !loaded) return std::unexpected(loaded.error());
+  if (auto loaded = loader.linear(spec.head, model.head); !loaded) return std::unexpected(loaded.error());
+  if (!spec.tied_head()) {
+    Linear embedding;
+    const MatrixSpec matrix{{{spec.embedding, spec.vocab_size, 0}}, spec.hidden_size, 0};
+    if (auto loaded = loader.linear(matrix, embedding); !loaded) return std::unexpected(loaded.error());
+    model.embedding = std::move(embedding.parts.front().matrix);
+  }
+  model.weight_bytes = loader.packed_bytes();
+  model.spec = std::move(spec);
+  return model;
+}
+
+}  // namespace quire::model

@@ -1,0 +1,63 @@
+// A Model is a ModelSpec with its weights, packed for the kernels: immutable, shared by everything that runs it.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/sha256.h"
+#include "base/thread_pool.h"
+#include "kernels/pack.h"
+#include "model/spec.h"
+#include "quire/engine.h"
+#include "quire/error.h"
+#include "weights/tensor_source.h"
+
+namespace quire::model {
+
+// A MatrixSpec packed: neighbouring parts of one layout share a matrix, others have their own.
+struct Linear {
+  struct Part {
+    kernels::PackedMatrix matrix;
+    int first_row = 0;  // of the outputs that this matrix makes
+  };
+  std::vector<Part> parts;
+  int rows = 0;
+  int cols = 0;
+};
+
+struct LayerWeights {
+  std::vector<float> attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;  // empty if absent
+  std::vector<float> q_norm, k_norm;
+  Linear qkv, output, gate_up, down;
+};
+
+struct Model {
+  ModelSpec spec;
+  Profile profile = Profile::kF32;
+  std::vector<LayerWeights> layers;
+  std::vector<float> final_norm;
+  Linear head;
+  std::optional<kernels::PackedMatrix> embedding;  // absent if the head is tied: its rows are gathered then
+  size_t weight_bytes = 0;
+  Sha256Digest digest = {};  // of all tensors that the spec names: names, formats, shapes and data
+
+  const kernels::PackedMatrix& embedding_matrix() const { return embedding ? *embedding : head.parts.front().matrix; }
+};
+
+// The profile a checkpoint runs in unless told otherwise: kQ8 if any of the spec's matrices is quantised, else kBF16.
+Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tensors);
+
+struct LoadContext {
+  Allocator& allocator;
+  ThreadPool& pool;
+  std::function<void(double)> progress = {};  // from 0 to 1; may be empty
+};
+
+// Reads, checks and packs every tensor of the spec. kCorruptFile or kUnsupported name the tensor at fault: missing, of
+// another shape than the configuration implies, or in a format that the profile cannot use.
+Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context);
+
+}  // namespace quire::model

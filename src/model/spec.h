@@ -1,0 +1,95 @@
+// A ModelSpec is a model as data: sizes, blocks in order, and the names of the tensors that fill them.
+//
+// An architecture file (architectures/NAME.cc) makes one from a checkpoint's configuration, in Hugging Face format or
+// GGUF; everything behind it (weights, cache plan, forward pass) reads only this value. Nothing here has touched a
+// tensor yet: shapes are what the configuration implies, and load_weights() checks them against the file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/rope.h"
+#include "quire/request.h"
+
+namespace quire::model {
+
+// One file tensor of [rows, cols] inside a matrix.
+struct MatrixPart {
+  std::string tensor;
+  int rows = 0;
+  // > 0: rows come in heads of this size whose rotary pairs are interleaved (2i, 2i+1); loading puts them into halves
+  // (i, i + d/2), the only form that the kernels know.
+  int interleaved_head_dim = 0;
+};
+
+// One or more file tensors over the same input, stacked along the output.
+struct MatrixSpec {
+  std::vector<MatrixPart> parts;
+  int cols = 0;
+  // Rule 11 of docs/determinism.md: 0 if K is never cut; else the inputs that stay together in a slice (those of a
+  // kv-head group, or 1). The number of slices follows from this and the file's format.
+  int slice_unit = 0;
+
+  int rows() const;
+};
+
+// An RMSNorm weight of `size` values; `offset` is added to each (1 where the file stores w of 1 + w).
+struct NormSpec {
+  std::string tensor;
+  int size = 0;
+  float offset = 0;
+  bool present() const { return !tensor.empty(); }
+};
+
+struct AttentionSpec {
+  std::string name;  // of the layer in the cache plan; attention groups are found by it
+  int q_heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  float scale = 0;  // of q . k
+  int window = 0;   // keys in (pos - window, pos]; 0: all
+  int rope = -1;    // index into ModelSpec::ropes; -1: none
+  MatrixSpec qkv;   // rows: q heads, k heads, v heads
+  NormSpec q_norm;  // per head, before rope; absent in most
+  NormSpec k_norm;
+  MatrixSpec output;
+};
+
+enum class Activation : uint8_t { kSilu, kGeluTanh };
+
+struct MlpSpec {
+  int size = 0;
+  Activation activation = Activation::kSilu;
+  MatrixSpec gate_up;  // rows: gate, up
+  MatrixSpec down;
+};
+
+// x += post(attention(norm(x))); x += post(mlp(norm(x))). The post norms are absent in most.
+struct LayerSpec {
+  NormSpec attention_norm;
+  AttentionSpec attention;
+  NormSpec attention_post_norm;
+  NormSpec mlp_norm;
+  MlpSpec mlp;
+  NormSpec mlp_post_norm;
+};
+
+struct ModelSpec {
+  std::string architecture;  // as the checkpoint names it
+  int hidden_size = 0;
+  int vocab_size = 0;
+  int64_t max_positions = 0;
+  float norm_epsilon = 0;
+  bool scale_embeddings = false;  // by sqrt(hidden_size)
+  std::vector<kernels::RopeParameters> ropes;
+  std::vector<LayerSpec> layers;
+  NormSpec final_norm;
+  std::string embedding;  // [vocab_size, hidden_size]
+  MatrixSpec head;        // names the embedding's tensor where the head is tied
+  std::vector<TokenId> end_tokens;
+
+  bool tied_head() const { return head.parts.front().tensor == embedding; }
+};
+
+}  // namespace quire::model

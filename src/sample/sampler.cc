@@ -1,0 +1,180 @@
+#include "sample/sampler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "kernels/math.h"
+#include "kernels/scan.h"
+#include "sample/gumbel.h"
+
+namespace quire::sample {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+std::unexpected<Error> bad(const char* field, std::string message) {
+  return fail(ErrorKind::kInvalidRequest, std::string(field) + " " + std::move(message), field);
+}
+
+Result<void> check_range(const char* field, float value, float low, float high) {
+  if (value >= low && value <= high) return {};
+  return bad(field, fmt::format("must be between {} and {}, not {}", low, high, value));
+}
+
+Result<void> check_ids(const char* field, std::span<const TokenId> ids, int64_t vocab_size) {
+  for (TokenId id : ids)
+    if (id < 0 || id >= vocab_size) return bad(field, fmt::format("holds {}; the vocabulary has {}", id, vocab_size));
+  return {};
+}
+
+bool is_greedy(const SamplingParams& params) { return params.temperature < 1e-5F; }
+
+void keep_only(std::span<float> logits, std::span<const TokenId> allowed) {
+  if (allowed.empty()) return;
+  std::vector<std::pair<TokenId, float>> kept;
+  for (TokenId id : allowed) kept.emplace_back(id, logits[static_cast<size_t>(id)]);
+  std::ranges::fill(logits, kNever);
+  for (const auto& [id, value] : kept) logits[static_cast<size_t>(id)] = value;
+}
+
+void ban(std::span<float> logits, std::span<const TokenId> tokens) {
+  for (TokenId id : tokens) logits[static_cast<size_t>(id)] = kNever;
+}
+
+void penalise(std::span<float> logits, const SamplingParams& params, const TokenCounts& counts) {
+  for (const auto& [token, count] : counts.counts()) {
+    float& x = logits[static_cast<size_t>(token)];
+    x = x > 0 ? x / params.repetition_penalty : x * params.repetition_penalty;
+    if (count.output == 0) continue;
+    x -= params.frequency_penalty * static_cast<float>(count.output);
+    x -= params.presence_penalty;
+  }
+}
+
+// Leaves the k greatest, ties to the lower id.
+void keep_top_k(const kernels::KernelTable& table, std::span<float> logits, int k) {
+  if (k <= 0 || static_cast<size_t>(k) >= logits.size()) return;
+  std::vector<kernels::ScoredId> best(static_cast<size_t>(k));
+  kernels::top_n(table, logits, best);
+  std::ranges::fill(logits, kNever);
+  for (const auto& entry : best) logits[static_cast<size_t>(entry.id)] = entry.value;
+}
+
+// Leaves the fewest most likely tokens whose probabilities reach `p`. Tokens are looked at in descending order, taken
+// from above a threshold that falls until they suffice; where it starts does not change the result.
+void keep_top_p(const kernels::KernelTable& table, std::span<float> logits, float p) {
+  if (p >= 1) return;
+  const float log_sum = kernels::log_sum_exp(table, logits);
+  const float greatest = *std::ranges::max_element(logits);
+  for (float depth = 8;; depth *= 2) {
+    const float threshold = greatest - depth;
+    std::vector<kernels::ScoredId> likely;
+    size_t finite = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      finite += logits[i] != kNever ? 1U : 0U;
+      if (logits[i] >= threshold) likely.push_back({static_cast<int32_t>(i), logits[i]});
+    }
+    std::ranges::sort(
+        likely, [](const auto& a, const auto& b) { return a.value > b.value || (a.value == b.value && a.id < b.id); });
+    float sum = 0;
+    size_t keep = 0;
+    while (keep < likely.size() && sum < p) sum += kernels::exp(likely[keep++].value - log_sum);
+    if (sum < p && likely.size() < finite) continue;
+    std::ranges::fill(logits, kNever);
+    for (size_t i = 0; i < keep; ++i) logits[static_cast<size_t>(likely[i].id)] = likely[i].value;
+    return;
+  }
+}
+
+void keep_min_p(std::span<float> logits, float min_p) {
+  if (min_p <= 0) return;
+  const float threshold = *std::ranges::max_element(logits) + kernels::log(min_p);
+  for (float& x : logits)
+    if (x < threshold) x = kNever;
+}
+
+}  // namespace
+
+Result<void> validate(const SamplingParams& p, int64_t vocab_size) {
+  constexpr float kGreatest = std::numeric_limits<float>::max();
+  const struct {
+    const char* field;
+    float value, low, high;
+  } ranges[] = {{"temperature", p.temperature, 0, 100},
+                {"top_p", p.top_p, 0, 1},
+                {"min_p", p.min_p, 0, 1},
+                {"presence_penalty", p.presence_penalty, -2, 2},
+                {"frequency_penalty", p.frequency_penalty, -2, 2},
+                {"repetition_penalty", p.repetition_penalty, 0, kGreatest}};
+  for (const auto& range : ranges)
+    if (auto checked = check_range(range.field, range.value, range.low, range.high); !checked) return checked;
+  if (p.top_p == 0) return bad("top_p", "must be greater than 0");
+  if (p.repetition_penalty == 0) return bad("repetition_penalty", "must be greater than 0");
+  if (p.top_k < 0) return bad("top_k", "must be 0 (all) or greater");
+  if (p.max_tokens < 1) return bad("max_tokens", fmt::format("must be at least 1, not {}", p.max_tokens));
+  if (p.min_tokens < 0 || p.min_tokens > p.max_tokens)
+    return bad("min_tokens", fmt::format("must be between 0 and max_tokens, not {}", p.min_tokens));
+  for (const auto& [id, bias] : p.logit_bias) {
+    if (auto checked = check_ids("logit_bias", {&id, 1}, vocab_size); !checked) return checked;
+    if (auto checked = check_range("logit_bias", bias, -100, 100); !checked) return checked;
+  }
+  if (auto checked = check_ids("allowed_token_ids", p.allowed_token_ids, vocab_size); !checked) return checked;
+  if (auto checked = check_ids("stop_token_ids", p.stop_token_ids, vocab_size); !checked) return checked;
+  for (const auto& [field, wanted] :
+       {std::pair{"logprobs", p.logprobs}, std::pair{"prompt_logprobs", p.prompt_logprobs}})
+    if (wanted && (*wanted < 0 || *wanted > vocab_size))
+      return bad(field, fmt::format("must be between 0 and the vocabulary's {}, not {}", vocab_size, *wanted));
+  return {};
+}
+
+TokenCounts::TokenCounts(const SamplingParams& params, std::span<const TokenId> prompt)
+    : wanted_(params.repetition_penalty != 1 || params.presence_penalty != 0 || params.frequency_penalty != 0) {
+  if (!wanted_) return;
+  for (TokenId token : prompt) counts_[token].in_prompt = true;
+}
+
+void TokenCounts::add_output(TokenId token) {
+  if (wanted_) ++counts_[token].output;
+}
+
+Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context) {
+  const SamplingParams& params = *context.params;
+  if (table.scan->has_nan(logits.data(), static_cast<int>(logits.size())))
+    return fail(ErrorKind::kInternal, "the model produced logits that are not numbers");
+
+  keep_only(logits, params.allowed_token_ids);
+  if (context.num_output < params.min_tokens) {
+    ban(logits, context.end_tokens);
+    ban(logits, params.stop_token_ids);
+  }
+  for (const auto& [id, bias] : params.logit_bias) logits[static_cast<size_t>(id)] += bias;
+  penalise(logits, params, *context.counts);
+  if (is_greedy(params)) return table.scan->argmax(logits.data(), static_cast<int>(logits.size())).id;
+
+  const float inverse = 1 / params.temperature;
+  for (float& x : logits) x *= inverse;
+  keep_top_k(table, logits, params.top_k);
+  keep_top_p(table, logits, params.top_p);
+  keep_min_p(logits, params.min_p);
+  return sample_gumbel(logits, {params.seed, static_cast<uint32_t>(params.choice), context.position});
+}
+
+PositionLogprobs log_probabilities(const kernels::KernelTable& table, std::span<const float> logits, TokenId token,
+                                   int top) {
+  const float log_sum = kernels::log_sum_exp(table, logits);
+  const float value = logits[static_cast<size_t>(token)];
+  PositionLogprobs result;
+  result.token = {token, value - log_sum,
+                  1 + table.scan->count_above(logits.data(), static_cast<int>(logits.size()), value)};
+  std::vector<kernels::ScoredId> best(std::min(static_cast<size_t>(top), logits.size()));
+  kernels::top_n(table, logits, best);
+  for (size_t i = 0; i < best.size(); ++i)
+    result.top.push_back({best[i].id, best[i].value - log_sum, static_cast<int>(i) + 1});
+  return result;
+}
+
+}  // namespace quire::sample

@@ -1,0 +1,251 @@
+// The bit contract: the logits of a request are the same bits whatever runs beside it and however it is run.
+//
+// Every case is compared by memcmp with the request run alone, in one chunk, without cache, on one thread.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "support/core_harness.h"
+
+namespace quire::test {
+namespace {
+
+constexpr int kVocabulary = 256;
+
+std::vector<TokenId> random_prompt(int length, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<TokenId> ids(static_cast<size_t>(length));
+  for (TokenId& id : ids) id = static_cast<TokenId>(random() % kVocabulary);
+  return ids;
+}
+
+// Requests longer than the window and than several blocks, some with common prefixes.
+std::vector<Request> requests() {
+  std::vector<Request> list;
+  const auto shared = random_prompt(100, 7);
+  for (int i = 0; i < 5; ++i) {
+    auto prompt = i % 2 == 0 ? shared : random_prompt(40 + 67 * i, static_cast<unsigned>(i));
+    const auto tail = random_prompt(1 + 13 * i, static_cast<unsigned>(100 + i));
+    prompt.insert(prompt.end(), tail.begin(), tail.end());
+    list.push_back(greedy(std::move(prompt), 20));
+    if (i == 3) {
+      list.back().sampling.temperature = 0.8F;
+      list.back().sampling.seed = 99;
+    }
+  }
+  return list;
+}
+
+EngineOptions alone(const std::string& model, Profile profile) {
+  EngineOptions options;
+  options.model = model;
+  options.profile = profile;
+  options.prefix_caching = false;
+  options.max_num_seqs = 1;
+  options.max_num_batched_tokens = 2048;
+  options.kv_cache_bytes = size_t{64} << 20;
+  options.threads = 1;
+  return options;
+}
+
+void expect_same(const std::vector<Answer>& got, const std::vector<Answer>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    SCOPED_TRACE("request " + std::to_string(i));
+    ASSERT_EQ(got[i].tokens, want[i].tokens);
+    size_t compared = 0;
+    for (const auto& [position, logits] : want[i].logits) {
+      const auto it = got[i].logits.find(position);
+      ASSERT_NE(it, got[i].logits.end()) << "no logits at position " << position;
+      ASSERT_EQ(std::memcmp(it->second.data(), logits.data(), logits.size() * sizeof(float)), 0)
+          << "position " << position;
+      ++compared;
+    }
+    ASSERT_GE(compared, 20U);
+  }
+}
+
+struct BitsCase {
+  std::string model;
+  Profile profile;
+};
+
+std::string name_of(const ::testing::TestParamInfo<BitsCase>& info) {
+  return info.param.model + (info.param.profile == Profile::kBF16 ? "_bf16"
+                             : info.param.profile == Profile::kQ8 ? "_q8"
+                                                                  : "_f32");
+}
+
+class Bits : public ::testing::TestWithParam<BitsCase> {
+ protected:
+  void SetUp() override {
+    const BitsCase& c = GetParam();
+    model_ = c.model.ends_with(".gguf") ? real_model(c.model) : golden_dir() + "/" + c.model;
+    if (model_.empty()) GTEST_SKIP() << "QUIRE_MODEL_DIR does not hold " << c.model;
+    CoreHarness harness(alone(model_, c.profile));
+    for (auto& request : requests()) want_.push_back(harness.run({request}).front());
+  }
+
+  EngineOptions base() const { return alone(model_, GetParam().profile); }
+  std::vector<Answer> run(const EngineOptions& options, bool poison = false) {
+    CoreHarness harness(options);
+    harness.poison_free_blocks(poison);
+    return harness.run(requests());
+  }
+
+  std::string model_;
+  std::vector<Answer> want_;
+};
+
+TEST_P(Bits, InOneBatch) {
+  EngineOptions options = base();
+  options.max_num_seqs = 8;
+  expect_same(run(options), want_);
+}
+
+TEST_P(Bits, InChunksOfAnySize) {
+  for (int chunk : {1, 7, 16, 33, 100}) {
+    SCOPED_TRACE(chunk);
+    EngineOptions options = base();
+    options.max_num_seqs = 1;
+    options.max_num_batched_tokens = chunk;
+    expect_same(run(options), want_);
+  }
+}
+
+TEST_P(Bits, InBatchesOfChunks) {
+  EngineOptions options = base();
+  options.max_num_seqs = 5;
+  options.max_num_batched_tokens = 23;
+  expect_same(run(options), want_);
+}
+
+TEST_P(Bits, WithPrefixCacheColdAndWarm) {
+  EngineOptions options = base();
+  options.prefix_caching = true;
+  options.max_num_seqs = 3;
+  CoreHarness harness(options);
+  expect_same(harness.run(requests()), want_);
+  const auto warm = harness.run(requests());
+  int cached = 0;
+  for (const Answer& answer : warm) cached += answer.cached_tokens;
+  EXPECT_GT(cached, 0);
+  expect_same(warm, want_);
+}
+
+TEST_P(Bits, AfterPreemption) {
+  EngineOptions options = base();
+  options.max_model_len = 512;
+  options.max_num_batched_tokens = 64;
+  options.max_num_seqs = 5;
+  // The smallest pool that admits one longest request: less than the five need together.
+  for (size_t bytes = size_t{1} << 12;; bytes += size_t{1} << 12) {
+    ASSERT_LT(bytes, size_t{64} << 20);
+    options.kv_cache_bytes = bytes;
+    if (engine::LoadedModel::load(options)) break;
+  }
+  CoreHarness harness(options);
+  expect_same(harness.run(requests()), want_);
+  EXPECT_GT(harness.core().stats().preemptions, 0U);
+}
+
+TEST_P(Bits, OnTwoThreads) {
+  EngineOptions options = base();
+  options.threads = 2;
+  options.max_num_seqs = 4;
+  expect_same(run(options), want_);
+}
+
+TEST_P(Bits, WithoutTheHybridCache) {
+  EngineOptions options = base();
+  options.hybrid_kv_cache = false;
+  options.max_num_seqs = 4;
+  expect_same(run(options), want_);
+}
+
+TEST_P(Bits, InBlocksOfAnySizeAndLayout) {
+  for (int block : {16, 32, 64, 192}) {
+    for (const char* layout : {"LBHNC", "LHBNC", "BLHNC", "BHLNC"}) {
+      SCOPED_TRACE(std::to_string(block) + " " + layout);
+      EngineOptions options = base();
+      options.block_size = block;
+      options.kv_cache_layout = layout;
+      options.max_num_seqs = 4;
+      expect_same(run(options), want_);
+    }
+  }
+}
+
+TEST_P(Bits, WithNaNInFreeBlocks) {
+  EngineOptions options = base();
+  options.prefix_caching = true;
+  options.max_num_seqs = 4;
+  options.max_num_batched_tokens = 50;
+  expect_same(run(options, true), want_);
+}
+
+TEST_P(Bits, OnEveryInstructionSet) {
+  const CpuFeatures cpu = detect_cpu();
+  for (const char* isa : {"scalar", "avx2", "avx512"}) {
+    SCOPED_TRACE(isa);
+    if (!kernels::kernel_table(*parse_isa(isa), cpu)) continue;
+    setenv("QUIRE_ISA", isa, 1);
+    EngineOptions options = base();
+    options.max_num_seqs = 4;
+    const auto answers = run(options);
+    unsetenv("QUIRE_ISA");
+    expect_same(answers, want_);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, Bits,
+                         ::testing::Values(BitsCase{"llama_untied", Profile::kBF16}, BitsCase{"qwen3", Profile::kBF16},
+                                           BitsCase{"gemma3", Profile::kBF16}, BitsCase{"gemma3", Profile::kF32}),
+                         name_of);
+
+// The logits of the last of 100 tokens of a model with two cache groups, run in two steps over hand-made tables: group
+// g has blocks of its own, unless `mutate` hands every group the table of group 0.
+std::vector<float> logits_over_tables(bool mutate) {
+  auto loaded = engine::LoadedModel::load(alone(golden_dir() + "/gemma3", Profile::kBF16));
+  EXPECT_TRUE(loaded);
+  engine::LoadedModel& model = **loaded;
+  const auto& groups = model.storage.plan().groups;
+  EXPECT_GE(groups.size(), 2U);
+  const auto prompt = random_prompt(100, 1);
+  std::vector<float> logits;
+  for (int first : {0, 50}) {
+    exec::StepBatch batch;
+    for (int p = first; p < first + 50; ++p) {
+      batch.tokens.push_back(prompt[static_cast<size_t>(p)]);
+      batch.positions.push_back(p);
+    }
+    batch.sequences.push_back({0, 50, first});
+    batch.logits_rows.push_back(49);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      exec::GroupTables tables;
+      tables.width = static_cast<int>(groups[g].table_columns);
+      tables.blocks.assign(static_cast<size_t>(tables.width), 0);
+      const auto size = static_cast<int>(groups[g].spec.block_size);
+      for (int c = 0; c * size < 100; ++c)
+        tables.blocks[static_cast<size_t>(c)] = 1 + c + (mutate ? 0 : 10 * static_cast<int>(g));
+      for (int p : batch.positions)
+        tables.slots.push_back(tables.blocks[static_cast<size_t>(p / size)] * size + p % size);
+      batch.groups.push_back(std::move(tables));
+    }
+    model.attention.prepare(batch, model.pool->size());
+    model.forward->run(batch, model.attention, [&](const exec::LogitsBlock& block) {
+      logits.assign(block.logits, block.logits + model.info.vocab_size);
+    });
+  }
+  return logits;
+}
+
+TEST(Mutation, GroupZerosTableForEveryLayerChangesTheAnswer) {
+  const auto right = logits_over_tables(false);
+  EXPECT_EQ(right, logits_over_tables(false));
+  EXPECT_NE(right, logits_over_tables(true));
+}
+
+}  // namespace
+}  // namespace quire::test

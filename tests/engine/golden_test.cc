@@ -1,0 +1,164 @@
+// The engine against reference implementations: tiny models of every architecture in all profiles, and the real models.
+// Tolerances are those that the references' own notes recommend (tests/golden/models/README.md).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "support/core_harness.h"
+
+namespace quire::test {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Tolerance {
+  double logits;    // absolute part, on raw logits; relative part is 1e-3
+  double logprobs;  // on top-5 log-probabilities
+  double gap;       // greedy tokens are exact while the reference's two best are further apart than this
+};
+constexpr Tolerance kF32{2e-3, 3e-3, 0};
+constexpr Tolerance kBF16{10, 0.6, 0.25};
+
+double log_sum_exp(std::span<const float> logits) {
+  double top = -INFINITY, sum = 0;
+  for (float x : logits) top = std::max(top, static_cast<double>(x));
+  for (float x : logits) sum += std::exp(static_cast<double>(x) - top);
+  return top + std::log(sum);
+}
+
+// The largest difference to a golden top-5 list of [id, log-probability].
+double top5_difference(const Json& top5, std::span<const float> logits) {
+  const double norm = log_sum_exp(logits);
+  double worst = 0;
+  for (const Json& entry : top5)
+    worst =
+        std::max(worst, std::abs(static_cast<double>(logits[entry[0].get<size_t>()]) - norm - entry[1].get<double>()));
+  return worst;
+}
+
+Json read_golden(const std::string& folder) {
+  std::ifstream in(folder + "/golden.json");
+  return Json::parse(in);
+}
+
+// All prompts at once: their steps share batches.
+void check_model(const std::string& folder, EngineOptions options, const Tolerance& tolerance) {
+  SCOPED_TRACE(folder);
+  const Json golden = read_golden(folder);
+  options.kv_cache_bytes = size_t{64} << 20;
+  CoreHarness harness(std::move(options));
+  std::vector<uint64_t> ids;
+  for (const Json& prompt : golden["prompts"]) {
+    Request request = greedy(prompt["ids"].get<std::vector<TokenId>>(), static_cast<int>(prompt["greedy_ids"].size()));
+    request.sampling.prompt_logprobs = 0;  // so that every position's logits are computed
+    ids.push_back(harness.add(std::move(request)));
+  }
+  ASSERT_FALSE(ids.empty());
+  harness.run();
+
+  for (size_t i = 0; i < ids.size(); ++i) {
+    SCOPED_TRACE("prompt " + std::to_string(i));
+    const Json& prompt = golden["prompts"][i];
+    const Answer& answer = harness.answer(ids[i]);
+    const size_t length = prompt["ids"].size();
+    ASSERT_FALSE(answer.error) << answer.error->message;
+    for (size_t p = 0; p < length; ++p) {
+      const Json* top5 = nullptr;
+      if (prompt.contains("top5")) {
+        top5 = &prompt["top5"][p];
+      } else if (p >= prompt["first_position_of_top5"].get<size_t>()) {
+        top5 = &prompt["top5_last_positions"][p - prompt["first_position_of_top5"].get<size_t>()];
+      }
+      if (top5 != nullptr)
+        EXPECT_LE(top5_difference(*top5, answer.logits.at(static_cast<int64_t>(p))), tolerance.logprobs)
+            << "position " << p;
+    }
+    if (prompt.contains("last_logits")) {
+      const auto& logits = answer.logits.at(static_cast<int64_t>(length) - 1);
+      for (size_t t = 0; t < logits.size(); ++t) {
+        const double want = prompt["last_logits"][t].get<double>();
+        ASSERT_NEAR(logits[t], want, tolerance.logits + 1e-3 * std::abs(want)) << "token " << t;
+      }
+    }
+    const auto greedy_ids = prompt["greedy_ids"].get<std::vector<TokenId>>();
+    ASSERT_EQ(answer.tokens.size(), greedy_ids.size());
+    for (size_t t = 0; t < greedy_ids.size(); ++t) {
+      const bool clear = prompt["greedy_gaps"][t].get<double>() > tolerance.gap;
+      if (!clear && answer.tokens[t] != greedy_ids[t]) break;  // a legitimate flip: what follows differs
+      ASSERT_EQ(answer.tokens[t], greedy_ids[t]) << "step " << t;
+      EXPECT_LE(top5_difference(prompt["greedy_top5"][t], answer.logits.at(static_cast<int64_t>(length + t) - 1)),
+                tolerance.logprobs)
+          << "step " << t;
+    }
+  }
+}
+
+class TinyModels : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(TinyModels, F32EqualsTheReference) {
+  const std::string folder = golden_dir() + "/" + GetParam();
+  check_model(folder, {.model = folder, .profile = Profile::kF32}, kF32);
+}
+
+TEST_P(TinyModels, BF16StaysWithinTheDriftOfBF16Activations) {
+  const std::string folder = golden_dir() + "/" + GetParam();
+  check_model(folder, {.model = folder, .profile = Profile::kBF16}, kBF16);
+}
+
+// Every folder with weights, so that another folder of the same format is run whole.
+std::vector<std::string> tiny_models() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(golden_dir()))
+    if (std::filesystem::exists(entry.path() / "model.safetensors")) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, TinyModels, ::testing::ValuesIn(tiny_models()),
+                         [](const auto& info) { return info.param; });
+
+struct RealModel {
+  const char* folder;
+  const char* file;
+};
+
+class RealModels : public ::testing::TestWithParam<RealModel> {
+ protected:
+  void SetUp() override {
+    file_ = real_model(GetParam().file);
+    if (file_.empty()) GTEST_SKIP() << "QUIRE_MODEL_DIR does not hold " << GetParam().file;
+    folder_ = golden_dir() + "/" + GetParam().folder;
+  }
+  std::string file_, folder_;
+};
+
+TEST_P(RealModels, F32EqualsTheReference) {
+  check_model(folder_, {.model = file_, .profile = Profile::kF32}, {1e-2, 2e-3, 0.02});
+}
+
+TEST_P(RealModels, Q8StaysWithinTheErrorOfInt8Activations) { check_model(folder_, {.model = file_}, {10, 1.0, 0.3}); }
+
+// Mean over the text, in nats a token.
+TEST_P(RealModels, Q8LosesNoMoreLikelihoodThanInt8Activations) {
+  const Json nll = read_golden(folder_)["nll"];
+  const auto ids = nll["ids"].get<std::vector<TokenId>>();
+  CoreHarness harness({.model = file_, .kv_cache_bytes = size_t{256} << 20});
+  Request request = greedy(ids, 1);
+  request.sampling.prompt_logprobs = 0;
+  const Answer answer = harness.run({request}).front();
+  ASSERT_EQ(answer.prompt_logprobs.size(), ids.size() - 1);
+  double sum = 0;
+  for (const auto& position : answer.prompt_logprobs) sum -= static_cast<double>(position.token.logprob);
+  EXPECT_NEAR(sum / static_cast<double>(ids.size() - 1), nll["mean_nll"].get<double>(), 0.005);
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, RealModels,
+                         ::testing::Values(RealModel{"real_smollm2", "smollm2.gguf"},
+                                           RealModel{"real_gemma3_270m", "gemma3.gguf"}),
+                         [](const auto& info) { return std::string(info.param.folder); });
+
+}  // namespace
+}  // namespace quire::test
