@@ -29,6 +29,15 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .scan = &scan_kernels_avx512(),
     };
   }
+  if (isa == Isa::kAvx2 && cpu.avx2) {
+    return KernelTable{
+        .isa = isa,
+        .native_bf16 = false,
+        .gemm = cpu.avx_vnni ? &gemm_kernels_avx2_vnni() : &gemm_kernels_avx2(),
+        .rows = &row_kernels_avx2(),
+        .scan = &scan_kernels_avx2(),
+    };
+  }
   return fail(ErrorKind::kUnsupported, fmt::format("this CPU has no {} instructions", name_of(isa)), "QUIRE_ISA");
 }
 

@@ -26,7 +26,7 @@ size_t row_bytes(WeightFormat format, int inputs) {
   return static_cast<size_t>(inputs / info.block_elements) * static_cast<size_t>(info.block_bytes);
 }
 
-// Finds the file's row of a packed row among the stacked sources.
+// Finds the file's row of a packed row, which must be one, among the stacked sources.
 class Rows {
  public:
   Rows(std::span<const PackSource> sources, int inputs) : sources_(sources), inputs_(inputs) {}
@@ -36,22 +36,18 @@ class Rows {
     std::span<const std::byte> blocks;
   };
   Place find(int n) const {
-    for (const PackSource& source : sources_) {
-      const int rows = static_cast<int>(source.tensor->shape[0]);
-      if (n >= rows) {
-        n -= rows;
-        continue;
-      }
-      const int from = source.source_row ? source.source_row(n) : n;
-      QUIRE_CHECK(from >= 0 && from < rows);
-      const size_t size = row_bytes(source.tensor->format, inputs_);
-      return {source.tensor->format, source.tensor->data.subspan(static_cast<size_t>(from) * size, size)};
-    }
-    QUIRE_CHECK(!"row lies in a source");
-    return {};
+    size_t i = 0;
+    while (n >= count(i)) n -= count(i++);
+    const PackSource& source = sources_[i];
+    const int from = source.source_row ? source.source_row(n) : n;
+    QUIRE_CHECK(from >= 0 && from < count(i));
+    const size_t size = row_bytes(source.tensor->format, inputs_);
+    return {source.tensor->format, source.tensor->data.subspan(static_cast<size_t>(from) * size, size)};
   }
 
  private:
+  int count(size_t source) const { return static_cast<int>(sources_[source].tensor->shape[0]); }
+
   std::span<const PackSource> sources_;
   int inputs_;
 };

@@ -125,14 +125,13 @@ void add_slices(const FinishArgs& f) {
 
 void finish(const FinishArgs& f) {
   add_slices(f);
-  for (int r = 0; r < f.rows; r++) {
-    const auto row = static_cast<size_t>(r);
-    for (int c = 0; c < f.columns; c++) {
-      float value = f.sums[r * f.width + c];
-      if (f.addend != nullptr) value = std::fma(f.addend_scale, f.addend[row * f.addend_stride + c], value);
+  for (size_t r = 0; r < static_cast<size_t>(f.rows); r++) {
+    for (size_t c = 0; c < static_cast<size_t>(f.columns); c++) {
+      float value = f.sums[r * static_cast<size_t>(f.width) + c];
+      if (f.addend != nullptr) value = std::fma(f.addend_scale, f.addend[r * f.addend_stride + c], value);
       if (f.bias != nullptr) value = value + f.bias[c];
-      if (f.residual != nullptr) value = f.residual[row * f.residual_stride + c] + value;
-      f.out[row * f.out_stride + c] = value;
+      if (f.residual != nullptr) value = f.residual[r * f.residual_stride + c] + value;
+      f.out[r * f.out_stride + c] = value;
     }
   }
 }

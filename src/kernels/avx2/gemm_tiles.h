@@ -1,0 +1,18 @@
+// The AVX2 matrix kernels, shared by the tables with and without AVX-VNNI.
+#pragma once
+
+#include "kernels/gemm_kernels.h"
+
+namespace quire::kernels::avx2 {
+
+// Fill in the tiles of every integer layout: with vpmaddubsw, or vpdpbusd on CPUs that have it.
+void set_integer_tiles(GemmKernels& kernels);
+void set_integer_tiles_vnni(GemmKernels& kernels);
+// Fills in the tiles of f32, f16 and bf16.
+void set_float_tiles(GemmKernels& kernels);
+
+void finish(const FinishArgs& args);
+void quantise_row(const float* x, int k, int8_t* q, GroupMeta* meta);
+void round_row_bf16(const float* x, int k, uint16_t* out);
+
+}  // namespace quire::kernels::avx2
