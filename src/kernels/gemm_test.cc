@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "kernels/gemm_oracle.h"
-#include "kernels/gemm_self_test.h"
+#include "kernels/gemm_self_check.h"
 
 namespace quire::kernels {
 namespace {
@@ -280,12 +280,12 @@ TEST_F(Gemm, ManyRowsOfFewPanelsAreSharedByRows) {
 
 TEST_F(Gemm, SelfTestPassesAndSeesAWrongKernel) {
   for (const NamedTable& t : tables()) {
-    EXPECT_TRUE(gemm_self_test(t.table)) << t.name;
+    EXPECT_TRUE(gemm_self_check(t.table)) << t.name;
     GemmKernels wrong = *t.table.gemm;
     wrong.tile[static_cast<size_t>(Layout::kInt4)] = wrong.tile[static_cast<size_t>(Layout::kInt4Min)];
     KernelTable table = t.table;
     table.gemm = &wrong;
-    const auto result = gemm_self_test(table);
+    const auto result = gemm_self_check(table);
     ASSERT_FALSE(result) << t.name;
     EXPECT_NE(result.error().message.find("int4"), std::string::npos);
   }

@@ -4,7 +4,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/gemm_kernels.h"
-#include "kernels/gemm_self_test.h"
+#include "kernels/gemm_self_check.h"
 #include "kernels/row_ops.h"
 #include "kernels/scan_kernels.h"
 
@@ -60,6 +60,6 @@ Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu) {
                      .scan = &scan_kernels_scalar()};
 }
 
-Result<void> self_test(const KernelTable& table) { return gemm_self_test(table); }
+Result<void> self_test(const KernelTable& table) { return gemm_self_check(table); }
 
 }  // namespace quire::kernels

@@ -7,6 +7,6 @@
 namespace quire::kernels {
 
 // kInternal, naming the kernel, if a bit differs. Call through self_test().
-Result<void> gemm_self_test(const KernelTable& table);
+Result<void> gemm_self_check(const KernelTable& table);
 
 }  // namespace quire::kernels

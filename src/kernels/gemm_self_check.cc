@@ -1,4 +1,4 @@
-#include "kernels/gemm_self_test.h"
+#include "kernels/gemm_self_check.h"
 
 #include <fmt/format.h>
 
@@ -192,7 +192,7 @@ Result<void> differs(const char* what) {
 
 }  // namespace
 
-Result<void> gemm_self_test(const KernelTable& table) {
+Result<void> gemm_self_check(const KernelTable& table) {
   set_flush_denormals();
   const GemmKernels& kernels = *table.gemm;
   const GemmKernels& scalar = gemm_kernels_scalar();

@@ -1,0 +1,158 @@
+// Times matrix products by format, shape and number of rows: gemm_bench [FORMAT...] [--isa NAME] [--threads N].
+//
+// Weights are copied until they exceed the second-level caches many times over, so that few rows measure memory. Each
+// figure is the best of several rounds, and includes reading the activations but not preparing them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/gemm.h"
+
+namespace quire::kernels {
+namespace {
+
+using weights::WeightFormat;
+
+struct Shape {
+  const char* name;
+  int n;
+  int k;
+  int slices;
+};
+
+// SmolLM2-135M's matrices, and a square one.
+constexpr Shape kShapes[] = {{"square", 2048, 2048, 1}, {"qkv", 960, 576, 1},   {"o", 576, 576, 1},
+                             {"gate+up", 3072, 576, 1}, {"down", 576, 1536, 8}, {"head", 49152, 576, 1}};
+constexpr int kRows[] = {1, 2, 4, 8, 16, 32, 64, 256};
+constexpr size_t kWeightBytes = size_t{96} << 20;
+constexpr int kRounds = 5;
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Random blocks. Byte patterns that would be a huge or infinite fp16 or bf16 are avoided everywhere, at no loss.
+std::vector<std::byte> random_file(WeightFormat format, const Shape& shape, std::mt19937& rng) {
+  const weights::FormatInfo& info = weights::format_info(format);
+  const size_t blocks = static_cast<size_t>(shape.n) * static_cast<size_t>(shape.k / info.block_elements);
+  std::vector<std::byte> file(blocks * static_cast<size_t>(info.block_bytes));
+  for (std::byte& b : file) b = static_cast<std::byte>(rng() & 0xbfU);
+  return file;
+}
+
+// Seconds for one product, averaged over all copies; the best of the rounds.
+double best_time(const KernelTable& table, const std::vector<PackedMatrix>& copies, const Activations& a,
+                 std::vector<float>& out, ThreadPool& pool) {
+  double best = INFINITY;
+  const double work = 2.0 * a.rows() * a.inputs() * copies[0].outputs();
+  const size_t count = std::min(copies.size(), std::max<size_t>(1, static_cast<size_t>(4e9 / work)));
+  for (int round = 0; round < kRounds; round++) {
+    const double start = seconds();
+    for (size_t i = 0; i < count; i++) {
+      gemm(table, copies[i], a, {.out = out.data(), .stride = static_cast<size_t>(copies[i].outputs())}, pool);
+    }
+    best = std::min(best, (seconds() - start) / static_cast<double>(count));
+  }
+  return best;
+}
+
+void bench(const KernelTable& table, WeightFormat format, const Shape& shape, ThreadPool& pool) {
+  std::mt19937 rng(1);
+  Allocator allocator;
+  const auto file = random_file(format, shape, rng);
+  const weights::Tensor tensor{.name = shape.name, .format = format, .shape = {shape.n, shape.k}, .data = file};
+  const PackSource source{&tensor};
+  std::vector<PackedMatrix> copies;
+  do {
+    auto packed = pack({&source, 1}, WeightTarget::kNative, shape.slices, allocator, pool);
+    if (!packed) {
+      fmt::print("{}: {}\n", shape.name, packed.error().message);
+      return;
+    }
+    copies.push_back(std::move(*packed));
+  } while (copies.size() * copies[0].bytes() < kWeightBytes);
+
+  std::normal_distribution<float> normal;
+  const int most = *std::ranges::max_element(kRows);
+  std::vector<float> x(static_cast<size_t>(most) * static_cast<size_t>(shape.k));
+  for (float& value : x) value = normal(rng);
+  std::vector<float> out(static_cast<size_t>(most) * static_cast<size_t>(shape.n));
+  Activations a;
+  if (!a.reserve(most, shape.k, allocator)) return;
+
+  fmt::print("{:5} {:8} {:5} x {:4}:", weights::format_info(format).name, shape.name, shape.n, shape.k);
+  for (int rows : kRows) {
+    a.reshape(activation_kind(copies[0].layout()), rows, shape.k);
+    a.set_rows(table, x.data(), static_cast<size_t>(shape.k), 0, rows);
+    const double time = best_time(table, copies, a, out, pool);
+    if (rows == 1) {
+      fmt::print("  M=1 {:5.1f} GB/s", static_cast<double>(copies[0].bytes()) / time / 1e9);
+    } else {
+      fmt::print("  {} {:4.0f}", rows, 2.0 * rows * shape.n * shape.k / time / 1e9);
+    }
+  }
+  fmt::print(" GOP/s\n");
+  std::fflush(stdout);
+}
+
+// What one activation row costs to prepare.
+void bench_rows(const KernelTable& table) {
+  constexpr int kInputs = 1536;
+  constexpr int kRepeats = 2000;
+  std::mt19937 rng(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(kInputs);
+  for (float& value : x) value = normal(rng);
+  Allocator allocator;
+  Activations a;
+  if (!a.reserve(1, kInputs, allocator)) return;
+  for (ActivationKind kind : {ActivationKind::kBF16, ActivationKind::kInt8}) {
+    a.reshape(kind, 1, kInputs);
+    double best = INFINITY;
+    for (int round = 0; round < kRounds; round++) {
+      const double start = seconds();
+      for (int i = 0; i < kRepeats; i++) a.set_row(table, x.data(), 0);
+      best = std::min(best, (seconds() - start) / kRepeats);
+    }
+    fmt::print("row of {} to {}: {:.0f} ns\n", kInputs, kind == ActivationKind::kBF16 ? "bf16" : "int8", best * 1e9);
+  }
+}
+
+int run(const std::vector<std::string>& args) {
+  const CpuFeatures cpu = detect_cpu();
+  auto isa = choose_isa(cpu);
+  int threads = usable_cores();
+  std::vector<std::string> formats;
+  for (size_t i = 0; i < args.size(); i++) {
+    if (args[i] == "--isa" && i + 1 < args.size()) {
+      isa = parse_isa(args[++i]);
+    } else if (args[i] == "--threads" && i + 1 < args.size()) {
+      threads = std::stoi(args[++i]);
+    } else {
+      formats.push_back(args[i]);
+    }
+  }
+  if (!isa) return fmt::print("{}\n", isa.error().message), 2;
+  const auto table = kernel_table(*isa, cpu);
+  if (!table) return fmt::print("{}\n", table.error().message), 2;
+  ThreadPool pool(threads);
+  fmt::print("{}, {} threads\n", name_of(*isa), threads);
+  bench_rows(*table);
+  for (int f = 0; f < weights::kWeightFormats; f++) {
+    const auto format = static_cast<WeightFormat>(f);
+    const weights::FormatInfo& info = weights::format_info(format);
+    if (!formats.empty() && std::ranges::find(formats, info.name) == formats.end()) continue;
+    for (const Shape& shape : kShapes) {
+      if (shape.k % (info.block_elements * shape.slices) == 0) bench(*table, format, shape, pool);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace quire::kernels
+
+int main(int argc, char** argv) { return quire::kernels::run({argv + 1, argv + argc}); }
