@@ -42,6 +42,7 @@ struct RequestState {
 
   int64_t num_computed = 0;
   int64_t num_in_flight = 0;               // of num_computed: not processed yet
+  bool samples = false;                    // its latest planned step reaches its last token
   int64_t num_placeholders = 0;            // output tokens that steps in flight will bring, drafts included
   int64_t shared_boundary = 0;             // see cache::RequestTokens
   std::optional<int64_t> num_cached = {};  // tokens taken from the prefix cache when it first ran

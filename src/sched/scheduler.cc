@@ -138,13 +138,14 @@ void Scheduler::schedule_running(StepPlan& plan, int64_t& budget) {
       ++next_running_;
       continue;
     }
-    while (true) {
+    bool given = false;
+    while (!given && request.status == RequestStatus::kRunning) {
       new_blocks_.ids.clear();
       new_blocks_.ends.clear();
-      if (cache_.allocate(request.cache, slots_for(request, num_new), &new_blocks_)) break;
-      preempt_one(plan, budget);
-      if (request.status == RequestStatus::kPreempted) return;
+      given = cache_.allocate(request.cache, slots_for(request, num_new), &new_blocks_);
+      if (!given) preempt_one(plan, budget);
     }
+    if (!given) continue;  // it gave way itself: the next one stands in its place
     add_to_plan(request, num_new, plan, budget);
     ++next_running_;
   }
@@ -175,7 +176,6 @@ bool Scheduler::start_waiting(RequestState& request, StepPlan& plan, int64_t& bu
     if (config_.long_prefill_threshold > 0) num_new = std::min(num_new, config_.long_prefill_threshold);
     num_new = std::min(num_new, budget);
     auto slots = slots_for(request, num_new);
-    slots.lookahead = 0;  // drafts come once the request runs
     slots.hit = hit.rows.empty() ? nullptr : &hit;
     slots.whole_sequence_must_fit = config_.reserve_whole_sequence;
     if (!plan.requests.empty()) slots.blocks_to_leave_free = blocks_to_leave_free_;
@@ -254,6 +254,7 @@ void Scheduler::preempt_one(StepPlan& plan, int64_t& budget) {
   victim.status = RequestStatus::kPreempted;
   victim.num_computed = 0;
   victim.drafts.clear();
+  victim.samples = false;
   ++victim.num_preemptions;
   ++counters_.preemptions;
   plan.preempted.push_back(victim.init.id);
@@ -285,6 +286,7 @@ void Scheduler::finish_plan(StepPlan& plan) {
     tokens_in_flight_ += planned.num_new;
     plan.total_tokens += planned.num_new;
     planned.samples = request.num_computed >= request.num_tokens() + request.num_placeholders;
+    request.samples = planned.samples;
     if (!config_.overlapped || !planned.samples) continue;
     request.num_placeholders += 1 + planned.num_drafts;
     request.drafts.assign(static_cast<size_t>(config_.num_draft_tokens), kUnknownDraft);
@@ -342,7 +344,7 @@ bool Scheduler::apply_one(RequestState& request, const PlannedRequest& planned, 
 
 void Scheduler::set_drafts(RequestId id, std::span<const TokenId> drafts) {
   const auto found = requests_.find(id);
-  if (found == requests_.end() || found->second->status != RequestStatus::kRunning) return;
+  if (found == requests_.end() || found->second->status != RequestStatus::kRunning || !found->second->samples) return;
   found->second->drafts.assign(drafts.begin(), drafts.end());
 }
 

@@ -113,7 +113,8 @@ class Scheduler {
   // length or because `stopped`): they are gone, too.
   std::vector<RequestId> apply(const StepPlan& plan, std::span<const RequestOutput> outputs);
 
-  // Drafts to verify in the request's next step. Unknown ids are passed over.
+  // Drafts to verify in the request's next step. Passed over for a request that is unknown, waits, or has more of its
+  // prompt to compute.
   void set_drafts(RequestId id, std::span<const TokenId> drafts);
 
   // Ends a request, whatever its state. False if it is unknown.
