@@ -31,6 +31,13 @@ std::vector<Layers> bucket(const Specs& specs, const Layers& layers, Alike alike
   return buckets;
 }
 
+// Appends `count` groups and deals the layers out to them in turn.
+void deal(const Layers& layers, int64_t count, std::vector<Layers>& groups) {
+  const size_t first = groups.size();
+  groups.resize(first + static_cast<size_t>(count));
+  for (size_t i = 0; i < layers.size(); ++i) groups[first + i % static_cast<size_t>(count)].push_back(layers[i]);
+}
+
 bool same_page(const CacheSpec& a, const CacheSpec& b) { return page_size_bytes(a) == page_size_bytes(b); }
 
 bool all_alike(const Specs& specs, const Layers& layers, bool (*alike)(const CacheSpec&, const CacheSpec&)) {
@@ -53,9 +60,6 @@ void promote_all(Specs& specs, const Layers& layers) {
     spec = promoted_to_full(spec);
   }
 }
-
-// ---- packed groups
-// ---------------------------------------------------------------------------------------------------
 
 // A bucket of one uniform type. A *repeat* is the j-th layer of each page size; only a balanced bucket has them.
 struct Bucket {
@@ -151,9 +155,6 @@ std::vector<Layers> packed_groups(const Specs& specs, const Layers& layers) {
   return out;
 }
 
-// ---- unified pages
-// ---------------------------------------------------------------------------------------------------
-
 // Brings the page of `spec` to `page` bytes; false if that cannot be done.
 bool bring_to_page(CacheSpec& spec, int64_t page) {
   const int64_t own = page_size_bytes(spec);
@@ -201,12 +202,7 @@ std::vector<Layers> equal_groups(const std::vector<Layers>& buckets, int64_t& si
   }
   size = 2 * most < 3 * least ? most : least;
   std::vector<Layers> groups;
-  for (const Layers& b : buckets) {
-    const auto first = groups.size();
-    groups.resize(first + static_cast<size_t>(ceil_div(std::ssize(b), size)));
-    const auto count = groups.size() - first;
-    for (size_t i = 0; i < b.size(); ++i) groups[first + i % count].push_back(b[i]);
-  }
+  for (const Layers& b : buckets) deal(b, ceil_div(std::ssize(b), size), groups);
   return groups;
 }
 
@@ -238,10 +234,7 @@ Result<void> append_hidden_groups(std::span<const CacheLayer> layers, const Laye
     if (auto ok = fit_hidden(layers[i], out.specs[i], page); !ok) return ok;
   }
   for (const Layers& b : bucket(out.specs, hidden, mergeable)) {
-    const auto first = out.groups.size();
-    const auto count = static_cast<size_t>(ceil_div(std::ssize(b), group_size));
-    out.groups.resize(first + count);
-    for (size_t i = 0; i < b.size(); ++i) out.groups[first + i % count].push_back(b[i]);
+    deal(b, ceil_div(std::ssize(b), group_size), out.groups);
   }
   return {};
 }

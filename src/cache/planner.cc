@@ -45,8 +45,17 @@ Result<void> check_input(std::span<const CacheLayer> layers, const PlanConfig& c
   return {};
 }
 
-// ---- groups
-// ----------------------------------------------------------------------------------------------------------
+// max_blocks() of a chunk counts from the chunk's start, which therefore must begin a block.
+Result<void> check_chunk(const CacheLayer& layer, const CacheSpec& spec, const PlanConfig& c) {
+  const auto* local = std::get_if<ChunkedLocal>(&spec.retention);
+  const int64_t tokens = tokens_per_block(spec, c.context_parallel_size);
+  if (local == nullptr || local->chunk % tokens == 0) return {};
+  return fail(
+      ErrorKind::kUnsupported,
+      fmt::format("layer {}: its attention chunk of {} tokens must be a multiple of the cache block of {} tokens",
+                  layer.name, local->chunk, tokens),
+      "block_size");
+}
 
 CacheGroup make_group(const LayerGroups& grouped, const std::vector<LayerId>& members,
                       std::span<const CacheLayer> layers, const PlanConfig& c) {
@@ -78,9 +87,6 @@ bool mixes_kinds(const std::vector<CacheSpec>& specs) {
   return std::ranges::any_of(
       specs, [&](const CacheSpec& s) { return keeps<RecurrentState>(s) || s.dtype != specs.front().dtype; });
 }
-
-// ---- bytes
-// -----------------------------------------------------------------------------------------------------------
 
 Result<void> check_layout(Layout layout, const LayerGroups& grouped, std::span<const CacheLayer> layers) {
   if (!splits_page_by_head(layout)) return {};
@@ -160,9 +166,6 @@ void place_group(CachePlan& plan, GroupId id) {
   }
 }
 
-// ---- length
-// ----------------------------------------------------------------------------------------------------------
-
 int64_t blocks_for(const CachePlan& plan, const PlanConfig& c, int64_t length) {
   const CacheLimits limits{.max_in_flight_tokens = c.max_in_flight_tokens,
                            .context_parallel_size = c.context_parallel_size};
@@ -199,9 +202,6 @@ Result<void> admit_longest(CachePlan& plan, const PlanConfig& c) {
                   fits),
       "max_model_len");
 }
-
-// ---- block sizes
-// -----------------------------------------------------------------------------------------------------
 
 Result<void> resolve_match_unit(CachePlan& plan, const PlanConfig& c, int64_t finest) {
   plan.hash_block_size = finest;
@@ -286,6 +286,7 @@ Result<CachePlan> plan_cache(std::span<const CacheLayer> layers, const PlanConfi
       return fail(ok.error().kind, fmt::format("layer {}, after grouping: {}", layers[i].name, ok.error().message),
                   ok.error().param);
     }
+    if (auto ok = check_chunk(layers[i], grouped->specs[i], config); !ok) return std::unexpected(ok.error());
   }
   if (auto ok = check_layout(config.layout, *grouped, layers); !ok) return std::unexpected(ok.error());
   for (const auto& members : grouped->groups) plan.groups.push_back(make_group(*grouped, members, layers, config));
