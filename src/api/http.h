@@ -24,6 +24,7 @@ struct HttpRequest {
   std::string path;    // without the query
   std::string query;   // behind '?', not decoded
   Headers headers;     // names in lower case
+  std::string client;  // address and port, for the log
   std::string body;
 
   // The first header of this lower-case name, or empty.

@@ -1,0 +1,87 @@
+#include "api/error_reply.h"
+
+#include "api/json_writer.h"
+
+namespace quire::api {
+namespace {
+
+std::string_view type_of(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 404:
+      return "not_found_error";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "service_unavailable_error";
+    default:
+      return status >= 500 ? "server_error" : "invalid_request_error";
+  }
+}
+
+int status_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kInvalidRequest:
+    case ErrorKind::kUnsupported:
+      return 400;
+    case ErrorKind::kNotFound:
+      return 404;
+    case ErrorKind::kExhausted:
+      return 429;
+    case ErrorKind::kCorruptFile:
+    case ErrorKind::kInternal:
+      break;
+  }
+  return 500;
+}
+
+std::string_view code_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kUnsupported:
+      return "unsupported";
+    case ErrorKind::kExhausted:
+      return "queue_full";
+    default:
+      return {};
+  }
+}
+
+void nullable(JsonWriter& json, std::string_view text) {
+  if (text.empty()) {
+    json.null();
+  } else {
+    json.value(text);
+  }
+}
+
+}  // namespace
+
+ApiError api_error(const Error& error) {
+  return {.status = status_of(error.kind),
+          .message = error.message,
+          .param = error.param,
+          .code = std::string(code_of(error.kind))};
+}
+
+std::string error_body(const ApiError& error) {
+  std::string body;
+  JsonWriter json(body);
+  json.begin_object().key("error").begin_object();
+  json.key("message").value(error.message).key("type").value(type_of(error.status));
+  json.key("param");
+  nullable(json, error.param);
+  json.key("code");
+  nullable(json, error.code);
+  json.end_object().end_object();
+  return body;
+}
+
+HttpResponse error_response(const ApiError& error) {
+  HttpResponse response{.status = error.status, .body = error_body(error)};
+  if (error.status == 429 || error.status == 503) response.headers.emplace_back("Retry-After", "1");
+  if (error.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return response;
+}
+
+}  // namespace quire::api

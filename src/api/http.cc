@@ -1,0 +1,12 @@
+#include "api/http.h"
+
+namespace quire::api {
+
+std::string_view HttpRequest::header(std::string_view name) const {
+  for (const auto& [key, value] : headers) {
+    if (key == name) return value;
+  }
+  return {};
+}
+
+}  // namespace quire::api

@@ -1,0 +1,535 @@
+// The server over real sockets on the loopback, with handlers made for each test.
+#include "net/server.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "net/wire.h"
+
+namespace quire::net {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+// A blocking client socket that gives up after some seconds.
+class Client {
+ public:
+  explicit Client(uint16_t port, int receive_buffer = 0) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    if (receive_buffer > 0) ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof(receive_buffer));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    connected_ = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  }
+  ~Client() { close(); }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  bool connected() const { return connected_; }
+  void close() {
+    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  }
+  bool send(std::string_view data) {
+    while (!data.empty()) {
+      const ssize_t n = ::send(fd_, data.data(), data.size(), MSG_NOSIGNAL);
+      if (n <= 0) return false;
+      data.remove_prefix(static_cast<size_t>(n));
+    }
+    return true;
+  }
+  // Reads until `text` has come (and returns all so far), the connection ends, or `patience` is over.
+  std::string read_until(std::string_view text, Clock::duration patience = 10s) {
+    const auto end = Clock::now() + patience;
+    while (received_.find(text) == std::string::npos && Clock::now() < end && read_some(end)) {
+    }
+    return received_;
+  }
+  std::string read_all(Clock::duration patience = 10s) {
+    const auto end = Clock::now() + patience;
+    while (Clock::now() < end && read_some(end)) {
+    }
+    return received_;
+  }
+  // The server has closed the connection.
+  bool ended() const { return ended_; }
+  void forget() { received_.clear(); }
+
+ private:
+  bool read_some(Clock::time_point end) {
+    pollfd waiting{.fd = fd_, .events = POLLIN, .revents = 0};
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
+    if (::poll(&waiting, 1, static_cast<int>(std::max<long long>(left, 0))) <= 0) return false;
+    char data[65536];
+    const ssize_t n = ::recv(fd_, data, sizeof(data), 0);
+    ended_ = n <= 0;
+    if (ended_) return false;
+    received_.append(data, static_cast<size_t>(n));
+    return true;
+  }
+
+  int fd_;
+  bool connected_ = false;
+  bool ended_ = false;
+  std::string received_;
+};
+
+// A running server. `/echo` answers the body, `/stream` keeps its exchange open for the test.
+class Running {
+ public:
+  explicit Running(ServerOptions options = {}) {
+    options.port = 0;
+    auto made = Server::listen(std::move(options));
+    EXPECT_TRUE(made.has_value()) << made.error().message;
+    server_ = std::move(*made);
+    thread_ = std::thread([this] { server_->run(handler()); });
+  }
+  ~Running() { join(); }
+
+  uint16_t port() const { return server_->port(); }
+  Server& server() { return *server_; }
+  void join() {
+    server_->stop();
+    if (thread_.joinable()) thread_.join();
+  }
+  // Runs f with the exchange that was opened last, on the io thread.
+  void with_stream(std::function<void(api::Exchange&)> f) {
+    const std::lock_guard lock(mutex_);
+    ASSERT_TRUE(stream_);
+    stream_->post([stream = stream_, f = std::move(f)] { f(*stream); });
+  }
+  static bool eventually(const std::function<bool()>& condition, Clock::duration time = 5s) {
+    const auto end = Clock::now() + time;
+    while (Clock::now() < end) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(1ms);
+    }
+    return false;
+  }
+
+  std::atomic<int> handled = 0;
+  std::atomic<int> opened = 0;
+  std::atomic<int> left = 0;
+
+ private:
+  api::Handler handler() {
+    return {.admit = [](const api::HttpRequest& head) -> std::optional<api::HttpResponse> {
+              if (head.header("authorization") == "bad") return api::HttpResponse{.status = 401, .body = "no"};
+              return std::nullopt;
+            },
+            .handle =
+                [this](api::HttpRequest request, std::shared_ptr<api::Exchange> exchange) {
+                  ++handled;
+                  if (request.path == "/throw") throw std::runtime_error("on purpose");
+                  if (!request.path.starts_with("/stream")) {
+                    exchange->respond({.headers = {{"X-Path", request.path}, {"X-Query", request.query}},
+                                       .content_type = "text/plain",
+                                       .body = request.body});
+                    return;
+                  }
+                  exchange->on_close([this] { ++left; });
+                  if (request.path == "/stream") exchange->start({.content_type = "text/event-stream"});
+                  const std::lock_guard lock(mutex_);
+                  stream_ = std::move(exchange);
+                  ++opened;
+                }};
+  }
+
+  std::unique_ptr<Server> server_;
+  std::thread thread_;
+  std::mutex mutex_;
+  std::shared_ptr<api::Exchange> stream_;
+};
+
+std::string post(std::string_view path, std::string_view body, std::string_view headers = "") {
+  return "POST " + std::string(path) + " HTTP/1.1\r\nHost: x\r\n" + std::string(headers) +
+         "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + std::string(body);
+}
+
+TEST(Wire, SaysDatesInTheFormOfTheStandard) {
+  EXPECT_EQ(http_date(784111777), "Sun, 06 Nov 1994 08:49:37 GMT");
+  EXPECT_EQ(http_date(951782400), "Tue, 29 Feb 2000 00:00:00 GMT");
+}
+
+TEST(Wire, LetsNoHeaderValueBreakTheHead) {
+  std::string out;
+  append_head(out, {.headers = {{"X-Id", "a\r\nSet-Cookie: b"}}}, {});
+  EXPECT_EQ(out.find("\r\nSet-Cookie"), std::string::npos);
+  EXPECT_NE(out.find("X-Id: a  Set-Cookie: b\r\n"), std::string::npos);
+}
+
+TEST(Wire, NeverWritesTheEmptyChunkThatWouldEndTheBody) {
+  std::string out;
+  append_chunk(out, "");
+  EXPECT_EQ(out, "");
+  append_chunk(out, "0123456789abcdef");
+  EXPECT_EQ(out, "10\r\n0123456789abcdef\r\n");
+}
+
+TEST(Server, KeepsTheConnectionForTheNextRequest) {
+  Running running;
+  Client client(running.port());
+  for (int i = 0; i < 3; ++i) {
+    client.forget();
+    client.send(post("/echo?a=b", "hello"));
+    const std::string answer = client.read_until("hello");
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << answer;
+    EXPECT_NE(answer.find("X-Path: /echo\r\n"), std::string::npos);
+    EXPECT_NE(answer.find("X-Query: a=b\r\n"), std::string::npos);
+    EXPECT_NE(answer.find("Connection: keep-alive\r\n"), std::string::npos);
+  }
+  EXPECT_EQ(running.handled, 3);
+}
+
+TEST(Server, AnswersPipelinedRequestsInOrder) {
+  Running running;
+  Client client(running.port());
+  std::string all;
+  for (int i = 0; i < 20; ++i) all += post("/echo", "body-" + std::to_string(i) + ";");
+  client.send(all);
+  const std::string answer = client.read_until("body-19;");
+  size_t at = 0;
+  for (int i = 0; i < 20; ++i) {
+    const size_t next = answer.find("body-" + std::to_string(i) + ";");
+    ASSERT_NE(next, std::string::npos);
+    EXPECT_GT(next, at);
+    at = next;
+  }
+}
+
+TEST(Server, AnswersWhatIsPipelinedBehindAStream) {
+  Running running;
+  Client client(running.port());
+  client.send(post("/stream", "") + post("/echo", "second"));
+  ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+  running.with_stream([](api::Exchange& exchange) { exchange.write("one"); });
+  EXPECT_NE(client.read_until("3\r\none\r\n").find("Transfer-Encoding: chunked"), std::string::npos);
+  EXPECT_EQ(running.handled, 1);
+  running.with_stream([](api::Exchange& exchange) {
+    exchange.write("two");
+    exchange.finish();
+  });
+  const std::string answer = client.read_until("second");
+  EXPECT_LT(answer.find("3\r\ntwo\r\n0\r\n\r\n"), answer.find("second"));
+}
+
+TEST(Server, ReadsChunkedBodies) {
+  Running running;
+  Client client(running.port());
+  client.send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nabcd\r\n");
+  std::this_thread::sleep_for(20ms);
+  client.send("3;ext=1\r\nefg\r\n0\r\n\r\n");
+  EXPECT_NE(client.read_until("abcdefg").find("Content-Length: 7\r\n"), std::string::npos);
+}
+
+TEST(Server, SaysContinueToAClientThatAsks) {
+  Running running;
+  Client client(running.port());
+  client.send("POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n");
+  EXPECT_EQ(client.read_until("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  client.send("abc");
+  EXPECT_TRUE(client.read_until("abc").ends_with("abc"));
+}
+
+TEST(Server, StreamsToHttp10UntilTheEndOfTheConnection) {
+  Running running;
+  Client client(running.port());
+  client.send("POST /stream HTTP/1.0\r\nContent-Length: 0\r\n\r\n");
+  ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+  running.with_stream([](api::Exchange& exchange) {
+    exchange.write("plain");
+    exchange.finish();
+  });
+  const std::string answer = client.read_all();
+  EXPECT_TRUE(answer.ends_with("\r\n\r\nplain")) << answer;
+  EXPECT_EQ(answer.find("chunked"), std::string::npos);
+  EXPECT_TRUE(client.ended());
+}
+
+TEST(Server, SendsNoBodyToHead) {
+  Running running;
+  Client client(running.port());
+  client.send("HEAD /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  EXPECT_TRUE(client.read_all().ends_with("\r\n\r\n"));
+}
+
+struct BadRequest {
+  const char* what;
+  std::string bytes;
+  int status;
+};
+
+TEST(Server, RefusesMalformedRequests) {
+  const std::vector<BadRequest> bad = {
+      {"no HTTP", "hello world\r\n\r\n", 400},
+      {"TLS", std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + "\r\n\r\n", 400},
+      {"NUL in a header", std::string("GET / HTTP/1.1\r\nHost: a\0b\r\n\r\n", 29), 400},
+      {"no host", "GET / HTTP/1.1\r\n\r\n", 400},
+      {"two hosts", "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400},
+      {"no path", "GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n", 400},
+      {"a version of the future", "GET / HTTP/2.0\r\nHost: a\r\n\r\n", 400},
+      {"length is no number", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: ten\r\n\r\n", 400},
+      {"length is negative", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", 400},
+      {"length does not fit", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400},
+      {"two lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", 400},
+      {"length and chunked",
+       "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400},
+      {"another encoding", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", 400},
+      {"chunk size is no number", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400},
+      {"chunk size overflows", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+       400},
+      {"header too large", "GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(40'000, 'x') + "\r\n\r\n", 431},
+      {"declared body too large", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n", 413},
+      {"chunked body too large",
+       "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" + std::string(0x200000, 'x'), 413},
+  };
+  Running running({.max_body_bytes = 1 << 20});
+  for (const BadRequest& request : bad) {
+    Client client(running.port());
+    client.send(request.bytes);
+    const std::string answer = client.read_all();
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 " + std::to_string(request.status) + " "))
+        << request.what << ": " << answer;
+    EXPECT_NE(answer.find("{\"error\":{\"message\":"), std::string::npos) << request.what;
+    EXPECT_TRUE(client.ended()) << request.what;
+  }
+  EXPECT_EQ(running.handled, 0);
+  Client client(running.port());
+  client.send(post("/echo", "still here"));
+  EXPECT_NE(client.read_until("still here").find("200 OK"), std::string::npos);
+}
+
+TEST(Server, RefusesByTheHeadBeforeTheBodyIsRead) {
+  Running running;
+  Client client(running.port());
+  client.send("POST /echo HTTP/1.1\r\nHost: a\r\nAuthorization: bad\r\nContent-Length: 1000000\r\n\r\nabc");
+  const std::string answer = client.read_until("no");
+  EXPECT_TRUE(answer.starts_with("HTTP/1.1 401 ")) << answer;
+  EXPECT_EQ(running.handled, 0);
+}
+
+TEST(Server, BoundsTheBodiesOfAllConnectionsTogether) {
+  Running running({.max_body_bytes_in_flight = 100'000});
+  Client first(running.port());
+  Client second(running.port());
+  first.send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n" + std::string(80'000, 'a'));
+  std::this_thread::sleep_for(50ms);
+  second.send(post("/echo", std::string(50'000, 'b')));
+  EXPECT_TRUE(second.read_all().starts_with("HTTP/1.1 503 "));
+  first.send(std::string(10'000, 'a'));
+  EXPECT_TRUE(first.read_until("aaaa").starts_with("HTTP/1.1 200 "));
+  Client third(running.port());
+  third.send(post("/echo", std::string(90'000, 'c')));
+  EXPECT_TRUE(third.read_until("cccc").starts_with("HTTP/1.1 200 "));
+}
+
+TEST(Server, ClosesOnSlowHeadersAndBodies) {
+  Running running({.header_timeout = 200ms, .body_timeout = 200ms});
+  Client header(running.port());
+  Client body(running.port());
+  Client silent(running.port());
+  const auto begin = Clock::now();
+  header.send("POST /echo HT");
+  body.send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc");
+  for (int i = 0; i < 3; ++i) {
+    std::this_thread::sleep_for(50ms);
+    header.send("T");
+    body.send("x");
+  }
+  EXPECT_TRUE(header.read_all().starts_with("HTTP/1.1 408 "));
+  EXPECT_TRUE(body.read_all().starts_with("HTTP/1.1 408 "));
+  EXPECT_EQ(silent.read_all(), "");
+  EXPECT_TRUE(silent.ended());
+  EXPECT_LT(Clock::now() - begin, 5s);
+  EXPECT_EQ(running.handled, 0);
+}
+
+TEST(Server, ClosesIdleConnections) {
+  Running running({.idle_timeout = 100ms});
+  Client client(running.port());
+  client.send(post("/echo", "x"));
+  client.read_all();
+  EXPECT_TRUE(client.ended());
+}
+
+TEST(Server, TellsTheHandlerWhenAClientLeavesAStream) {
+  Running running;
+  Client client(running.port());
+  client.send(post("/stream", ""));
+  ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+  EXPECT_EQ(running.left, 0);
+  client.close();
+  EXPECT_TRUE(Running::eventually([&] { return running.left == 1; }));
+  running.with_stream([](api::Exchange& exchange) {  // ignored
+    exchange.write("late");
+    exchange.finish();
+  });
+}
+
+TEST(Server, TellsTheHandlerWhenAClientLeavesBeforeItsAnswer) {
+  Running running;
+  Client client(running.port());
+  client.send(post("/stream-later", ""));
+  ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+  client.close();
+  EXPECT_TRUE(Running::eventually([&] { return running.left == 1; }));
+}
+
+TEST(Server, NoticesTheLeavingBehindPipelinedBytes) {
+  for (const size_t bytes : {size_t{1000}, size_t{200'000}}) {
+    Running running;
+    Client client(running.port());
+    client.send(post("/stream", "") + post("/echo", std::string(bytes, 'x')));
+    ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+    std::this_thread::sleep_for(20ms);
+    client.close();
+    EXPECT_TRUE(Running::eventually([&] { return running.left == 1; })) << bytes;
+    EXPECT_EQ(running.handled, 1);
+  }
+}
+
+TEST(Server, DropsAReaderThatDoesNotRead) {
+  Running running({.max_unsent_bytes = 64 << 20, .write_timeout = 200ms});
+  Client client(running.port(), 4096);
+  client.send(post("/stream", ""));
+  ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+  running.with_stream([](api::Exchange& exchange) { exchange.write(std::string(32 << 20, 'x')); });
+  EXPECT_TRUE(Running::eventually([&] { return running.left == 1; }));
+}
+
+TEST(Server, DropsAReaderWhoseBacklogIsTooLarge) {
+  Running running({.max_unsent_bytes = 1 << 20});
+  Client client(running.port(), 4096);
+  client.send(post("/stream", ""));
+  ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+  const auto begin = Clock::now();
+  while (running.left == 0 && Clock::now() - begin < 5s) {
+    running.with_stream([](api::Exchange& exchange) { exchange.write(std::string(100'000, 'x')); });
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(running.left, 1);
+}
+
+TEST(Server, SendsLargeAnswersToSlowReaders) {
+  Running running({.write_timeout = 2s});
+  Client client(running.port(), 4096);
+  const std::string body(8 << 20, 'y');
+  std::thread sender([&] { client.send(post("/echo", body)); });
+  sender.join();
+  client.read_until("\r\n\r\n");
+  Client other(running.port());
+  other.send(post("/echo", "quick"));
+  EXPECT_NE(other.read_until("quick").find("200 OK"), std::string::npos);
+  const std::string answer = client.read_all(1s);
+  EXPECT_EQ(answer.size() - answer.find("\r\n\r\n") - 4, body.size());
+}
+
+TEST(Server, TurnsAwayConnectionsBeyondItsBound) {
+  Running running({.max_connections = 2});
+  Client first(running.port());
+  Client second(running.port());
+  for (Client* client : {&first, &second}) {
+    client->send(post("/echo", "in"));
+    client->read_until("in");
+  }
+  Client third(running.port());
+  EXPECT_TRUE(third.read_all().starts_with("HTTP/1.1 503 "));
+  first.close();
+  EXPECT_TRUE(Running::eventually([&] {
+    Client fourth(running.port());
+    fourth.send(post("/echo", "in"));
+    return fourth.read_until("in", 1s).starts_with("HTTP/1.1 200 ");
+  }));
+}
+
+TEST(Server, SurvivesAHandlerThatThrows) {
+  Running running;
+  Client client(running.port());
+  client.send(post("/throw", ""));
+  client.read_all();
+  EXPECT_TRUE(client.ended());
+  Client other(running.port());
+  other.send(post("/echo", "fine"));
+  EXPECT_NE(other.read_until("fine").find("200 OK"), std::string::npos);
+}
+
+TEST(Server, DrainsRunningRequestsAndRefusesNewOnes) {
+  Running running;
+  Client client(running.port());
+  Client idle(running.port());
+  idle.send(post("/echo", "x"));
+  idle.read_until("x");
+  client.send(post("/stream", ""));
+  ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+  running.server().stop();
+  idle.read_all();
+  EXPECT_TRUE(idle.ended());
+  Client late(running.port());
+  late.send(post("/echo", "x"));
+  const std::string refusal = late.read_all();
+  EXPECT_TRUE(refusal.starts_with("HTTP/1.1 503 ")) << refusal;
+  EXPECT_NE(refusal.find("Retry-After: 1\r\n"), std::string::npos);
+  running.with_stream([](api::Exchange& exchange) {
+    exchange.write("last words");
+    exchange.finish();
+  });
+  EXPECT_TRUE(client.read_all().ends_with("last words\r\n0\r\n\r\n"));
+  EXPECT_EQ(running.left, 0);
+  running.join();
+  EXPECT_FALSE(Client(running.port()).connected());
+}
+
+TEST(Server, DropsWhatIsLeftAfterTheDrainTimeout) {
+  Running running({.drain_timeout = 100ms});
+  Client client(running.port());
+  client.send(post("/stream", ""));
+  ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+  const auto begin = Clock::now();
+  running.join();
+  EXPECT_LT(Clock::now() - begin, 5s);
+  EXPECT_EQ(running.left, 1);
+}
+
+TEST(Server, DrainsOnASignal) {
+  auto server = Server::listen({.port = 0});
+  ASSERT_TRUE(server.has_value());
+  std::thread thread([&] {
+    (*server)->run(
+        {.admit = [](const api::HttpRequest&) { return std::nullopt; },
+         .handle = [](api::HttpRequest, std::shared_ptr<api::Exchange> exchange) { exchange->respond({}); }});
+  });
+  Client client((*server)->port());
+  client.send(post("/", ""));
+  client.read_until("\r\n\r\n");
+  ::kill(::getpid(), SIGTERM);
+  thread.join();
+}
+
+TEST(Server, NamesThePortThatIsTaken) {
+  auto first = Server::listen({.port = 0});
+  ASSERT_TRUE(first.has_value());
+  const auto second = Server::listen({.port = (*first)->port()});
+  ASSERT_FALSE(second.has_value());
+  EXPECT_EQ(second.error().kind, ErrorKind::kInvalidRequest);
+  EXPECT_EQ(second.error().param, "port");
+  EXPECT_NE(second.error().message.find(std::to_string((*first)->port())), std::string::npos);
+  const auto nowhere = Server::listen({.host = "no.such.host.invalid", .port = 0});
+  ASSERT_FALSE(nowhere.has_value());
+  EXPECT_EQ(nowhere.error().param, "host");
+}
+
+}  // namespace
+}  // namespace quire::net
