@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/thread_pool.h"
+#include "kernels/attention_kernels.h"
 #include "kernels/gemm_kernels.h"
 #include "kernels/gemm_self_check.h"
 #include "kernels/row_ops.h"
@@ -25,6 +26,7 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .isa = isa,
         .native_bf16 = native,
         .gemm = native ? &gemm_kernels_avx512_bf16() : &gemm_kernels_avx512(),
+        .attention = native ? &attention_kernels_avx512_bf16() : &attention_kernels_avx512(),
         .rows = &row_kernels_avx512(),
         .scan = &scan_kernels_avx512(),
     };
@@ -34,6 +36,7 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .isa = isa,
         .native_bf16 = false,
         .gemm = cpu.avx_vnni ? &gemm_kernels_avx2_vnni() : &gemm_kernels_avx2(),
+        .attention = &attention_kernels_avx2(),
         .rows = &row_kernels_avx2(),
         .scan = &scan_kernels_avx2(),
     };
@@ -56,6 +59,7 @@ Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu) {
   return KernelTable{.isa = isa,
                      .native_bf16 = false,
                      .gemm = &gemm_kernels_scalar(),
+                     .attention = &attention_kernels_scalar(),
                      .rows = &row_kernels_scalar(),
                      .scan = &scan_kernels_scalar()};
 }

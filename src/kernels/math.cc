@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/math_body.h"
 #include "kernels/scalar/math_lanes.h"
+#include "kernels/shared/math_body.h"
 
 namespace quire::kernels {
 namespace {

@@ -58,6 +58,11 @@ struct LaneInts {
     _mm256_maskstore_epi32(q, first_lanes(n), lo);
     _mm256_maskstore_epi32(q + 8, first_lanes(n - 8), hi);
   }
+  void store_low_halves(void* p) const {
+    const __m256i mask = _mm256_set1_epi32(0xffff);
+    const __m256i mixed = _mm256_packus_epi32(_mm256_and_si256(lo, mask), _mm256_and_si256(hi, mask));
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
+  }
 };
 
 struct LaneMask {
@@ -112,6 +117,8 @@ inline Lanes select(LaneMask m, Lanes yes, Lanes no) {
 inline LaneInts select(LaneMask m, LaneInts yes, LaneInts no) {
   return bits_of(select(m, from_bits(yes), from_bits(no)));
 }
+
+inline float first_of(Lanes a) { return _mm256_cvtss_f32(a.lo); }
 
 inline float tree_sum(Lanes a) {
   const __m256 b = _mm256_add_ps(a.lo, a.hi);

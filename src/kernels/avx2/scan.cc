@@ -1,5 +1,5 @@
 #include "kernels/avx2/math_lanes.h"
-#include "kernels/scan_body.h"
+#include "kernels/shared/scan_body.h"
 
 namespace quire::kernels {
 

@@ -33,6 +33,7 @@ struct LaneInts {
   }
   void store(void* p) const { _mm512_storeu_si512(p, v); }
   void store_part(void* p, int n) const { _mm512_mask_storeu_epi32(p, first_lanes(n), v); }
+  void store_low_halves(void* p) const { _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v)); }
 };
 
 struct LaneMask {
@@ -73,6 +74,8 @@ inline LaneMask both(LaneMask a, LaneMask b) { return {static_cast<__mmask16>(a.
 inline uint32_t bits_of(LaneMask m) { return m.v; }
 inline Lanes select(LaneMask m, Lanes yes, Lanes no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
 inline LaneInts select(LaneMask m, LaneInts yes, LaneInts no) { return {_mm512_mask_blend_epi32(m.v, no.v, yes.v)}; }
+
+inline float first_of(Lanes a) { return _mm512_cvtss_f32(a.v); }
 
 // The intrinsic reductions use this tree too, but do not promise it.
 inline float tree_sum(Lanes a) {

@@ -1,5 +1,5 @@
 #include "kernels/avx512/math_lanes.h"
-#include "kernels/row_ops_body.h"
+#include "kernels/shared/row_ops_body.h"
 
 namespace quire::kernels {
 

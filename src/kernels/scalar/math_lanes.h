@@ -67,6 +67,10 @@ struct ScalarInts {
   }
   void store(void* p) const { __builtin_memcpy(p, v, sizeof v); }
   void store_part(void* p, int n) const { __builtin_memcpy(p, v, static_cast<size_t>(n) * 4); }
+  // The lower 16 bits of each lane, side by side.
+  void store_low_halves(uint16_t* p) const {
+    for (int i = 0; i < N; i++) p[i] = static_cast<uint16_t>(v[i]);
+  }
 };
 
 template <int N>
@@ -211,6 +215,8 @@ inline ScalarLanes<N> sqrt(ScalarLanes<N> a) {
 using Lanes = ScalarLanes<16>;
 using LaneInts = ScalarInts<16>;
 using LaneMask = ScalarMask<16>;
+
+inline float first_of(Lanes a) { return a.v[0]; }
 
 // Sum in the tree i+8, i+4, i+2, i+1.
 inline float tree_sum(Lanes a) {

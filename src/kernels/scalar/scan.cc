@@ -1,5 +1,5 @@
 #include "kernels/scalar/math_lanes.h"
-#include "kernels/scan_body.h"
+#include "kernels/shared/scan_body.h"
 
 namespace quire::kernels {
 

@@ -1,8 +1,8 @@
 // The kernels of row_ops.h for any sixteen lanes: include after a math_lanes.h.
 #pragma once
 
-#include "kernels/math_body.h"
 #include "kernels/row_ops.h"
+#include "kernels/shared/math_body.h"
 
 namespace quire::kernels {
 namespace {

@@ -1,0 +1,99 @@
+// What each instruction set provides for attention: one softmax chunk for a tile of rows, merging, and writing pages.
+//
+// Plain data and function pointers (see gemm_kernels.h). Only attention.cc calls these. Page layout and arithmetic:
+// attention.h and numerics rule 6. A word is 4 bytes: one fp32 number or two bf16 numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire::kernels {
+
+inline constexpr int kSoftmaxChunk = 256;  // keys, at absolute positions
+inline constexpr int kKeyRun = 16;         // keys that are scored together, or skipped together if no row sees any
+inline constexpr int kChunkRuns = kSoftmaxChunk / kKeyRun;
+inline constexpr int kValueBlock = 64;  // dimensions of V that lie together
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kAttentionTileRows = 6;
+
+// Sixteen consecutive keys of a chunk and where they lie. The V row of the run's first token in dimension block b,
+// which is w dimensions wide, starts at v + b * v_block_stride + v_place / numbers in a word * w words.
+struct KeyRun {
+  int index;           // in the chunk
+  int v_place;         // token in the tile
+  const std::byte* k;  // words of dimensions, k_stride bytes apart
+  const std::byte* v;
+  size_t v_block_stride;
+};
+
+struct KeyRuns {
+  int count;
+  size_t k_stride;
+  KeyRun run[kChunkRuns];
+};
+
+// A query row: encoded numbers, and the keys [lo, hi) of the chunk that it sees; none if lo >= hi.
+struct QueryRow {
+  const void* q;
+  int lo;
+  int hi;
+};
+
+// Softmax over some keys: o and l are relative to 2^m, in log2 units. m = -inf: over none, o and l say nothing.
+struct SoftmaxState {
+  float m;
+  float l;
+};
+
+struct ChunkArgs {
+  int rows;  // 1 .. kAttentionTileRows
+  QueryRow row[kAttentionTileRows];
+  int lo, hi;           // the keys that at least one row sees
+  const KeyRuns* runs;  // of [lo, hi)
+  // Not null: this chunk comes from memory; fetch its V while scoring and `next`'s K (count may be 0) after that.
+  const KeyRuns* next;
+  int head_dim;
+  float scale;
+  float soft_cap;  // 0: none
+  float* o;        // [rows][kMaxHeadDim], 64-byte aligned
+  SoftmaxState* state;
+};
+
+// New tokens of one kv head in consecutive places of one page.
+struct WriteArgs {
+  std::byte* k_tile;
+  std::byte* v_tile;
+  int page_tokens;
+  int head_dim;
+  int place;
+  int count;
+  const float* k;
+  const float* v;
+  size_t k_stride;  // floats
+  size_t v_stride;
+};
+
+// For one type of cache.
+struct CacheKernels {
+  void (*chunk)(const ChunkArgs& args);
+  void (*write)(const WriteArgs& args);
+  // Makes a query row as QueryRow wants it. Null: fp32 as it is.
+  void (*encode)(const float* x, int n, void* out);
+};
+
+struct AttentionKernels {
+  CacheKernels bf16;
+  CacheKernels f32;
+  // Adds the state of a higher chunk to a row's; `to` is the row's unfinished output.
+  void (*merge)(float* to, SoftmaxState* state, const float* o, const SoftmaxState* more, int head_dim);
+  // Divides by the sum, after a sink (null: none) has joined it.
+  void (*finish)(float* to, const SoftmaxState* state, const float* sink, int head_dim);
+};
+
+// As the instruction sets define them. Which exist depends on the build; kernels.cc chooses.
+const AttentionKernels& attention_kernels_scalar();
+const AttentionKernels& attention_kernels_avx2();
+const AttentionKernels& attention_kernels_avx512();
+const AttentionKernels& attention_kernels_avx512_bf16();
+
+}  // namespace quire::kernels

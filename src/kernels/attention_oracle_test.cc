@@ -1,0 +1,209 @@
+#include "kernels/attention_oracle.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "kernels/math.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kLog2e = 1.44269502F;
+
+float rounded(float x, DType dtype) { return dtype == DType::kF32 ? x : bf16_to_float(float_to_bf16(x)); }
+
+struct Softmax {
+  float m = kNothing;
+  float l = 0;
+  std::vector<float> o;
+};
+
+void merge(Softmax& to, const Softmax& more) {
+  if (more.m == kNothing) return;
+  if (to.m == kNothing) {
+    to = more;
+    return;
+  }
+  const float top = std::max(to.m, more.m), a = exp2(to.m - top), b = exp2(more.m - top);
+  to.l = std::fma(more.l, b, to.l * a);
+  for (size_t d = 0; d < to.o.size(); d++) to.o[d] = std::fma(more.o[d], b, to.o[d] * a);
+  to.m = top;
+}
+
+class Row {
+ public:
+  Row(const AttentionShape& shape, const DenseTokens& tokens, const float* q, int q_head, const OracleOptions& options)
+      : shape_(shape), tokens_(tokens), options_(options), head_(q_head / (shape.q_heads / shape.kv_heads)) {
+    for (int d = 0; d < shape.head_dim; d++) q_.push_back(rounded(q[d], shape.dtype));
+  }
+
+  Softmax chunk(int64_t begin, int64_t lo, int64_t hi) const {
+    Softmax result;
+    std::vector<float> s(256), p(256);
+    for (int64_t t = lo; t < hi; t++) {
+      float score = dot(t) * options_.scale;
+      if (options_.soft_cap > 0) score = options_.soft_cap * tanh(score / options_.soft_cap);
+      s[at(t - begin)] = score * kLog2e;
+      result.m = std::max(result.m, s[at(t - begin)]);
+    }
+    float lanes[16] = {};
+    for (int64_t t = lo; t < hi; t++) {
+      const float e = exp2(s[at(t - begin)] - result.m);
+      lanes[t % 16] += e;
+      p[at(t - begin)] = rounded(e, shape_.dtype);
+    }
+    for (int step = 8; step > 0; step /= 2)
+      for (int i = 0; i < step; i++) lanes[i] += lanes[i + step];
+    result.l = lanes[0];
+    for (int d = 0; d < shape_.head_dim; d++) result.o.push_back(sum(p, begin, lo, hi, d));
+    return result;
+  }
+
+ private:
+  static size_t at(int64_t i) { return static_cast<size_t>(i); }
+  float number(const std::vector<float>& of, int64_t token, int d) const {
+    return rounded(of[at((token * shape_.kv_heads + head_) * shape_.head_dim + d)], shape_.dtype);
+  }
+  float dot(int64_t token) const {
+    float acc = 0;
+    const auto step = [&](int d) { acc = std::fma(q_[at(d)], number(tokens_.k, token, d), acc); };
+    for (int d = 0; d < shape_.head_dim; d += 2) {
+      const bool pairs = shape_.dtype != DType::kF32;
+      step(pairs ? d + 1 : d);
+      step(pairs ? d : d + 1);
+    }
+    return acc;
+  }
+  // Pairs of keys at even positions, the odd one first; a key that is not seen is left out.
+  float sum(const std::vector<float>& p, int64_t begin, int64_t lo, int64_t hi, int d) const {
+    float acc = 0;
+    const auto step = [&](int64_t t) {
+      if (t >= lo && t < hi) acc = std::fma(p[at(t - begin)], number(tokens_.v, t, d), acc);
+    };
+    for (int64_t t = lo / 2 * 2; t < hi; t += 2) {
+      const bool pairs = shape_.dtype != DType::kF32;
+      step(pairs ? t + 1 : t);
+      step(pairs ? t : t + 1);
+    }
+    return acc + 0.0F;
+  }
+
+  const AttentionShape& shape_;
+  const DenseTokens& tokens_;
+  const OracleOptions& options_;
+  int head_;
+  std::vector<float> q_;
+};
+
+}  // namespace
+
+std::vector<float> attention_oracle(const AttentionShape& shape, const DenseTokens& tokens, const float* q, int q_head,
+                                    int64_t position, const OracleOptions& options) {
+  int64_t lo = 0;
+  if (shape.window > 0) lo = std::max<int64_t>(lo, position - shape.window + 1);
+  if (shape.chunk > 0) lo = std::max<int64_t>(lo, position - position % shape.chunk);
+  const Row row(shape, tokens, q, q_head, options);
+  Softmax total;
+  for (int64_t begin = lo / 256 * 256; begin <= position; begin += 256)
+    merge(total, row.chunk(begin, std::max(begin, lo), std::min(begin + 256, position + 1)));
+  if (options.sinks != nullptr) {
+    merge(total, {options.sinks[q_head] * kLog2e, 1, std::vector<float>(static_cast<size_t>(shape.head_dim))});
+  }
+  const float inverse = 1.0F / total.l;
+  for (float& x : total.o) x *= inverse;
+  return total.o;
+}
+
+TestCache::TestCache(const AttentionShape& shape, int blocks, int block_tokens, int gap) : shape_(shape) {
+  const size_t head_bytes = kv_head_bytes(shape.dtype, shape.page_tokens, shape.head_dim);
+  const int in_block = block_tokens / shape.page_tokens;
+  view_.head_stride = head_bytes;
+  view_.page_stride = head_bytes * static_cast<size_t>(shape.kv_heads);
+  view_.block_tokens = block_tokens;
+  view_.pages_per_block = in_block + gap;
+  memory_ = *allocator_.allocate(static_cast<size_t>(blocks * view_.pages_per_block) * view_.page_stride);
+  std::memset(memory_.data(), 0xff, memory_.size());  // NaN in every type
+  view_.base = memory_.data();
+  free_.resize(static_cast<size_t>(blocks - 1));
+  std::iota(free_.begin(), free_.end(), 1);
+  std::shuffle(free_.begin(), free_.end(), std::mt19937(3));
+}
+
+std::vector<int32_t> TestCache::take(int64_t tokens) {
+  std::vector<int32_t> blocks;
+  for (int64_t t = 0; t < tokens; t += view_.block_tokens) {
+    blocks.push_back(free_.back());
+    free_.pop_back();
+  }
+  return blocks;
+}
+
+std::vector<int32_t> TestCache::pages(const std::vector<int32_t>& blocks) const {
+  std::vector<int32_t> pages;
+  for (const int32_t b : blocks)
+    for (int i = 0; i < view_.block_tokens / shape_.page_tokens; i++)
+      pages.push_back(b == 0 ? 0 : b * view_.pages_per_block + i);
+  return pages;
+}
+
+void TestCache::write(const KernelTable& table, const std::vector<int32_t>& blocks, const DenseTokens& tokens,
+                      int64_t begin, int64_t end, ThreadPool& pool) {
+  std::vector<int64_t> slots;
+  for (int64_t t = begin; t < end; t++)
+    slots.push_back(int64_t{blocks[static_cast<size_t>(t / view_.block_tokens)]} * view_.block_tokens +
+                    t % view_.block_tokens);
+  const auto stride = static_cast<size_t>(shape_.kv_heads * shape_.head_dim);
+  const size_t first = static_cast<size_t>(begin) * stride;
+  write_kv(table, shape_, view_,
+           {.slots = slots,
+            .k = tokens.k.data() + first,
+            .v = tokens.v.data() + first,
+            .k_stride = stride,
+            .v_stride = stride},
+           pool);
+}
+
+std::vector<float> random_numbers(size_t n, std::mt19937& rng) {
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& v : x) v = normal(rng);
+  return x;
+}
+
+DenseTokens random_tokens(const AttentionShape& shape, int64_t tokens, std::mt19937& rng) {
+  const auto n = static_cast<size_t>(tokens * shape.kv_heads * shape.head_dim);
+  return {random_numbers(n, rng), random_numbers(n, rng)};
+}
+
+// The oracle itself against plain softmax in double.
+TEST(AttentionOracle, IsSoftmax) {
+  std::mt19937 rng(1);
+  const AttentionShape shape = {.q_heads = 2, .kv_heads = 1, .head_dim = 16, .page_tokens = 16, .dtype = DType::kF32};
+  const DenseTokens tokens = random_tokens(shape, 600, rng);
+  const auto q = random_numbers(16, rng);
+  const float sinks[] = {0.5F, -1};
+  for (const float* sink : {static_cast<const float*>(nullptr), sinks}) {
+    const auto got = attention_oracle(shape, tokens, q.data(), 1, 599, {.scale = 0.25F, .soft_cap = 5, .sinks = sink});
+    std::vector<double> weights;
+    double sum = sink == nullptr ? 0 : std::exp(-1.0);
+    for (size_t t = 0; t < 600; t++) {
+      double s = 0;
+      for (size_t d = 0; d < 16; d++) s += static_cast<double>(q[d]) * tokens.k[t * 16 + d];
+      weights.push_back(std::exp(5 * std::tanh(s * 0.25 / 5)));
+      sum += weights.back();
+    }
+    for (size_t d = 0; d < 16; d++) {
+      double want = 0;
+      for (size_t t = 0; t < 600; t++) want += weights[t] / sum * tokens.v[t * 16 + d];
+      EXPECT_NEAR(got[d], want, 1e-6);
+    }
+  }
+}
+
+}  // namespace quire::kernels

@@ -1,0 +1,34 @@
+#include "kernels/avx512/attention_bf16.h"
+
+#include "kernels/avx512/math_lanes.h"
+#include "kernels/shared/attention_body.h"
+
+namespace quire::kernels {
+namespace {
+
+struct NativeBf16Words {
+  static constexpr int kPerWord = 2;
+  using Element = uint16_t;
+  using Words = __m512bh;
+  using Broadcast = __m512bh;
+  static Words load(const std::byte* p) { return __builtin_bit_cast(__m512bh, _mm512_loadu_si512(p)); }
+  static Words load_part(const std::byte* p, int n) {
+    return __builtin_bit_cast(__m512bh, _mm512_maskz_loadu_epi32(first_lanes(n), p));
+  }
+  static Broadcast broadcast(const std::byte* p) {
+    int32_t word;
+    __builtin_memcpy(&word, p, sizeof word);
+    return __builtin_bit_cast(__m512bh, _mm512_set1_epi32(word));
+  }
+  static Lanes dot(Lanes acc, Words w, Broadcast b) { return {_mm512_dpbf16_ps(acc.v, w, b)}; }
+  // Probabilities are no denormals and no NaNs, so the instruction rounds as rounded_bf16() does.
+  static void encode16(Lanes x, Element* out) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(x.v)));
+  }
+};
+
+}  // namespace
+
+void attention_chunk_avx512_bf16(const ChunkArgs& args) { chunk<Tile<NativeBf16Words, 6, 4>>(args); }
+
+}  // namespace quire::kernels

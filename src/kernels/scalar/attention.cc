@@ -1,0 +1,19 @@
+#include "kernels/scalar/math_lanes.h"
+#include "kernels/shared/attention_body.h"
+
+namespace quire::kernels {
+namespace {
+
+using Bf16 = Tile<Bf16Words, 1, 1>;
+using F32 = Tile<F32Words, 1, 1>;
+
+constexpr AttentionKernels kKernels = {.bf16 = {chunk<Bf16>, write_tokens<Bf16>, encode_row<Bf16>},
+                                       .f32 = {chunk<F32>, write_tokens<F32>, nullptr},
+                                       .merge = merge_states,
+                                       .finish = finish_row};
+
+}  // namespace
+
+const AttentionKernels& attention_kernels_scalar() { return kKernels; }
+
+}  // namespace quire::kernels
