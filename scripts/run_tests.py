@@ -169,14 +169,14 @@ class Runner:
 
         self.suite("rust", body)
 
-    def python(self, name, folder, preset, env=None):
+    def python(self, name, folders, preset, env=None):
         def body(suite):
             if preset and not self.needs(suite, preset):
                 return
             if not prepare_venv(suite):
                 return
             binary = {"QUIRE_BINARY": str(BUILD / preset / "quire")} if preset else {}
-            count_pytest(suite, folder, {**binary, **(env or {})})
+            count_pytest(suite, folders, {**binary, **(env or {})})
 
         self.suite(name, body)
 
@@ -267,13 +267,10 @@ def prepare_venv(suite):
     return True
 
 
-def count_pytest(suite, folder, env):
-    if not (ROOT / folder).is_dir():
-        suite.fail(f"{folder} does not exist")
-        return
+def count_pytest(suite, folders, env):
     with tempfile.TemporaryDirectory() as results:
         report = Path(results) / "report.xml"
-        command = [VENV / "bin" / "python", "-m", "pytest", folder, f"--junitxml={report}"]
+        command = [VENV / "bin" / "python", "-m", "pytest", *folders, f"--junitxml={report}"]
         code = run(suite.name, command, {"PYTHONDONTWRITEBYTECODE": "1", **env})
         if not report.exists():
             suite.fail(f"pytest ended with code {code} and no report")
@@ -294,11 +291,11 @@ def release(runner):
     runner.build("release")
     models = runner.models()
     env = {"QUIRE_MODEL_DIR": models} if models else {}
-    runner.python("lint", "tests/lint", None)
+    runner.python("lint and scripts", ["tests/lint", "tests/scripts"], None)
     runner.cpp("c++", "release", env=env)
     runner.rust()
-    runner.python("end to end", "tests/e2e", "release", env)
-    runner.python("golden over http", "tests/golden_http", "release", env)
+    runner.python("end to end", ["tests/e2e"], "release", env)
+    runner.python("golden over http", ["tests/golden_http"], "release", env)
 
 
 def asan(runner):
@@ -317,7 +314,7 @@ def coverage(runner):
         old.unlink()
     runner.build("coverage")
     runner.cpp("c++ for coverage", "coverage")
-    runner.python("end to end for coverage", "tests/e2e", "coverage")
+    runner.python("end to end for coverage", ["tests/e2e"], "coverage")
     runner.coverage_percent()
 
 
