@@ -116,7 +116,7 @@ TEST(BlockHash, IsTheDefinition) {
 }
 
 TEST(BlockHash, GrowsWithItsTokensAsIfHashedAtOnce) {
-  rc::check([] {
+  EXPECT_TRUE(rc::check([] {
     const auto tokens = *rc::gen::container<std::vector<TokenId>>(rc::gen::inRange(0, 4));
     const HashScheme scheme{.block_size = *rc::gen::inRange(1, 6), .lookahead = *rc::gen::inRange(0, 4)};
     const HashKeys keys{.media = {{"img", 3, 5}}, .cache_salt = "salt"};
@@ -127,7 +127,7 @@ TEST(BlockHash, GrowsWithItsTokensAsIfHashedAtOnce) {
     }
     extend_hashes(scheme, keys, tokens, grown);
     RC_ASSERT(grown == hashes_of(scheme, keys, tokens));
-  });
+  }));
 }
 
 TEST(BlockHash, CoversTheTokensThatADrafterReadsAhead) {

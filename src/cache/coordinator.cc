@@ -246,6 +246,14 @@ std::vector<int64_t> Coordinator::hit_lengths(std::span<const BlockHash> hashes,
   return lengths;
 }
 
+int64_t Coordinator::checkpoint_block() const {
+  int64_t tokens = 0;
+  for (const auto& group : groups_) {
+    if (group.checkpoints && group.cacheable) tokens = std::lcm(std::max<int64_t>(tokens, 1), group.block_tokens);
+  }
+  return config_.enable_caching ? tokens : 0;
+}
+
 int64_t Coordinator::max_blocks_held(int64_t length) const {
   CacheLimits limits = config_.limits;
   limits.max_in_flight_tokens += config_.lookahead_tokens;

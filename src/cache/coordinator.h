@@ -121,6 +121,10 @@ class Coordinator {
   int64_t hit_alignment() const { return fine_hits_ ? config_.hash_block : config_.scheduler_block; }
   bool hits_end_inside_blocks() const { return fine_hits_; }
   bool caching() const { return config_.enable_caching; }
+  // Tokens between checkpoints of recurrent states: a state is published only if a step ends at a multiple. 0: none.
+  int64_t checkpoint_block() const;
+  // Whether some group's hits drop their last block.
+  bool drops_last_block() const { return any_drops_last_; }
   int64_t max_model_len() const { return config_.max_model_len; }
   int64_t max_in_flight_tokens() const { return config_.limits.max_in_flight_tokens; }
   const BlockPool& pool() const { return pool_; }
@@ -138,8 +142,10 @@ class Coordinator {
   // ones. False, with nothing allocated, if blocks are short. `added` (if given) gets the blocks appended to its rows.
   bool allocate(RequestCache& cache, const SlotRequest& request, NewBlocks* added = nullptr);
 
-  // Publishes the blocks of the first `num_tokens` tokens, which are computed and final.
-  void publish(RequestCache& cache, const RequestTokens& tokens, int64_t num_tokens);
+  // Publishes the blocks of the first `num_tokens` tokens, which are computed and final. `step_end`: the tokens after
+  // which the step in question leaves recurrent states behind; without it none are published.
+  void publish(RequestCache& cache, const RequestTokens& tokens, int64_t num_tokens,
+               std::optional<int64_t> step_end = {});
 
   // Gives all blocks back, last first. The cache may be admitted again. What was published past `valid_tokens` (of a
   // step that will not run) is forgotten.
@@ -198,7 +204,7 @@ class Coordinator {
   void replace_shared_tail(size_t g, GroupState& state);
   void preserve_shared_tail(size_t g, GroupState& state);
   int64_t tokens_to_publish(size_t g, int64_t num_tokens) const;
-  void publish_columns(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens);
+  void publish_columns(size_t g, GroupState& state, const RequestTokens& tokens, int64_t start, int64_t end);
   void publish_tail(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens);
 
   CoordinatorConfig config_;

@@ -6,13 +6,23 @@
 
 namespace quire::cache {
 
-void Coordinator::publish(RequestCache& cache, const RequestTokens& tokens, int64_t num_tokens) {
+void Coordinator::publish(RequestCache& cache, const RequestTokens& tokens, int64_t num_tokens,
+                          std::optional<int64_t> step_end) {
   if (!config_.enable_caching || !cache.admitted_) return;
   for (size_t g = 0; g < groups_.size(); ++g) {
     if (!groups_[g].cacheable) continue;
-    const int64_t count = tokens_to_publish(g, num_tokens);
-    publish_columns(g, cache.groups_[g], tokens, count);
-    if (fine_hits_) publish_tail(g, cache.groups_[g], tokens, count);
+    GroupState& state = cache.groups_[g];
+    const int64_t hashed = static_cast<int64_t>(tokens.hashes.size()) * config_.hash_block;
+    const int64_t count = std::min(tokens_to_publish(g, num_tokens), hashed);
+    const int64_t end = count / groups_[g].block_tokens;
+    int64_t start = state.published_columns;
+    if (groups_[g].checkpoints) {
+      // A state is what the step left behind: it stands for a block's end only if the step ended there.
+      if (step_end != count) continue;
+      start = count % groups_[g].block_tokens == 0 ? std::max(start, end - 1) : end;
+    }
+    if (start < end) publish_columns(g, state, tokens, start, end);
+    if (fine_hits_) publish_tail(g, state, tokens, count);
   }
 }
 
@@ -20,20 +30,15 @@ void Coordinator::publish(RequestCache& cache, const RequestTokens& tokens, int6
 int64_t Coordinator::tokens_to_publish(size_t g, int64_t num_tokens) const {
   if (fine_hits_) return num_tokens;
   const int64_t aligned = num_tokens / config_.scheduler_block * config_.scheduler_block;
-  if (!groups_[g].drops_last || aligned == 0) return aligned;
+  if (!groups_[g].drops_last || groups_[g].checkpoints || aligned == 0) return aligned;
   return std::min(num_tokens, aligned + groups_[g].block_tokens);
 }
 
-void Coordinator::publish_columns(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens) {
+void Coordinator::publish_columns(size_t g, GroupState& state, const RequestTokens& tokens, int64_t start,
+                                  int64_t end) {
   const Group& group = groups_[g];
-  const int64_t hashed = static_cast<int64_t>(tokens.hashes.size()) * config_.hash_block;
-  const int64_t start = state.published_columns;
-  const int64_t end = std::min(num_tokens, hashed) / group.block_tokens;
-  if (start >= end) return;
-
-  const bool recurrent = group.rule.search == HitRule::Search::kBackwardSingle;
   const int64_t boundaries[] = {
-      replay_boundary(tokens.num_prompt_tokens, config_.scheduler_block, recurrent && any_drops_last_),
+      replay_boundary(tokens.num_prompt_tokens, config_.scheduler_block, group.checkpoints && any_drops_last_),
       tokens.shared_boundary};
   const auto mask = write_mask({.rule = group.rule,
                                 .block_tokens = group.block_tokens,
@@ -51,14 +56,14 @@ void Coordinator::publish_columns(size_t g, GroupState& state, const RequestToke
     QUIRE_CHECK(published < length);
     if (published > 0) pool_.index().forget(block);  // a boundary inside the block gives way to the whole block
     pool_.index().insert({tokens.hashes[static_cast<size_t>(length / config_.hash_block - 1)], id}, block, length);
-    if (recurrent) states_of_this_step_.insert({id, block});
+    if (group.checkpoints) states_of_this_step_.insert({id, block});
   }
   state.published_columns = end;
 }
 
-// The prompt's last hash boundary, where it lies inside a block. Token caches only append, so that the block may fill
-// up later and still serve the boundary. A state is overwritten by the next token: it is published only if the step
-// ends at the boundary, and moves to a copy before the next step.
+// The prompt's last hash boundary, where it lies inside a block. Token caches only append: the block serves the
+// boundary whatever follows it, for requests that go on differently. A state is overwritten by the next token: it is
+// published only if the step ends at the boundary, and moves to a copy before the next step.
 void Coordinator::publish_tail(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens) {
   const Group& group = groups_[g];
   const int64_t boundary = tokens.num_prompt_tokens / config_.hash_block * config_.hash_block;

@@ -34,7 +34,7 @@ bool Coordinator::allocate(RequestCache& cache, const SlotRequest& request, NewB
       added->ends.push_back(static_cast<int32_t>(added->ids.size()));
     }
   }
-  publish(cache, request.tokens, std::min(main, request.tokens.num_tokens));
+  publish(cache, request.tokens, std::min(main, request.tokens.num_tokens), main);
   return true;
 }
 

@@ -126,7 +126,23 @@ int64_t Scheduler::running_need(const RequestState& request, int64_t budget) con
   int64_t need = request.num_tokens() + static_cast<int64_t>(request.drafts.size()) + request.num_placeholders -
                  request.num_computed;
   if (config_.long_prefill_threshold > 0) need = std::min(need, config_.long_prefill_threshold);
-  return std::min({need, budget, cache_.max_model_len() - 1 - request.num_computed});
+  need = std::min({need, budget, cache_.max_model_len() - 1 - request.num_computed});
+  return split_at_checkpoint(request, request.num_computed, need);
+}
+
+// Recurrent states are found again only where a step ended at a checkpoint: a step that computes known tokens ends at
+// one if it can, and does not pass the last one that a later request may use.
+int64_t Scheduler::split_at_checkpoint(const RequestState& request, int64_t start, int64_t num_new) const {
+  const int64_t block = cache_.checkpoint_block();
+  if (block == 0 || num_new <= 0 || start >= std::max(request.num_prompt, request.num_tokens() - 1)) return num_new;
+  const auto last_before = [&](int64_t tokens) { return tokens / block * block; };
+  int64_t last = last_before(request.num_tokens());
+  if (cache_.drops_last_block()) last -= block;
+  const int64_t end = start + num_new;
+  const int64_t junction = last_before(request.shared_boundary);
+  if (start < junction && junction < end) return junction - start;
+  if (end >= last) return start < last ? last - start : num_new;
+  return last_before(end) > start ? last_before(end) - start : num_new;
 }
 
 void Scheduler::schedule_running(StepPlan& plan, int64_t& budget) {
@@ -174,7 +190,7 @@ bool Scheduler::start_waiting(RequestState& request, StepPlan& plan, int64_t& bu
   while (true) {
     int64_t num_new = request.num_tokens() - hit.length;
     if (config_.long_prefill_threshold > 0) num_new = std::min(num_new, config_.long_prefill_threshold);
-    num_new = std::min(num_new, budget);
+    num_new = split_at_checkpoint(request, hit.length, std::min(num_new, budget));
     auto slots = slots_for(request, num_new);
     slots.hit = hit.rows.empty() ? nullptr : &hit;
     slots.whole_sequence_must_fit = config_.reserve_whole_sequence;

@@ -143,6 +143,7 @@ class Scheduler {
   void schedule_running(StepPlan& plan, int64_t& budget);
   void schedule_waiting(StepPlan& plan, int64_t& budget);
   int64_t running_need(const RequestState& request, int64_t budget) const;
+  int64_t split_at_checkpoint(const RequestState& request, int64_t start, int64_t num_new) const;
   bool start_waiting(RequestState& request, StepPlan& plan, int64_t& budget);
   cache::PrefixHit look_up(RequestState& request);
   void collect_rows(const RequestState& request);
