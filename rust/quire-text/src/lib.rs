@@ -1,0 +1,14 @@
+//! The text room's Rust half: tokenizers and chat templates behind a small C boundary (include/quire_text.h).
+
+pub mod error;
+pub mod ffi;
+pub mod gguf;
+pub mod hub;
+mod json;
+mod merge;
+mod pretokenize;
+mod specials;
+pub mod strftime;
+pub mod template;
+pub mod tokenizer;
+pub mod vocab;
