@@ -1,11 +1,10 @@
 # Shell functions that bring what Quire is built and tested with. Sourced by ./run, ./test and .ci/run.
 #
 # install_build_packages and install_check_packages ask dpkg first and call apt only for what is missing, so that a second
-# call costs milliseconds and needs no network. On a system without dpkg they say so and trust the reader.
+# call costs milliseconds and needs no network. On a system without dpkg they trust the reader.
 
 readonly kBuildPackages=(g++ cmake ninja-build ccache libsimdjson-dev nlohmann-json3-dev libspdlog-dev libfmt-dev
   libcli11-dev libgtest-dev librapidcheck-dev ca-certificates)
-readonly kCheckPackages=(clang-19 clang-format-19 libclang-rt-19-dev gcovr)
 # The oldest compiler that the crates pinned in rust/quire-text accept.
 readonly kRustMinor=85
 
@@ -122,9 +121,7 @@ install_build_packages() {
   install_cargo
 }
 
+# What the tests need beyond the build: install_check_packages [PACKAGE...]
 install_check_packages() {
-  if command -v dpkg-query >/dev/null; then
-    # Debian 12 keeps LLVM 19 in its own archive, so no other source is needed.
-    install_missing "${kCheckPackages[@]}"
-  fi
+  ! command -v dpkg-query >/dev/null || install_missing "$@"
 }
