@@ -1,0 +1,228 @@
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "api/json_writer.h"
+#include "api/request_common.h"
+#include "base/utf8.h"
+
+namespace quire::api {
+namespace {
+
+constexpr size_t kMaxMessages = 4096;
+
+// The text of a content that is a list of parts; parts are joined by line breaks, as vLLM does for text templates.
+Result<std::string> join_parts(Json parts, const std::string& place) {
+  std::string text;
+  size_t index = 0;
+  for (const Json part : simdjson::dom::array(parts)) {
+    ObjectReader in(part, fmt::format("{}content[{}].", place, index));
+    const auto type = in.string("type");
+    if (type == "text" || type == "input_text") {
+      const auto piece = in.string("text");
+      if (!piece) in.fail("text", fmt::format("{}content[{}] has no text", place, index));
+      if (index > 0) text += '\n';
+      text += piece.value_or("");
+    } else {
+      in.fail("type",
+              fmt::format("{}content[{}] is of type {}, but this model takes text only", place, index,
+                          in_quotes(type.value_or(""))),
+              ErrorKind::kUnsupported);
+    }
+    if (in.failure()) return std::unexpected(*in.failure());
+    ++index;
+  }
+  return text;
+}
+
+// Templates expect a call's arguments as an object, clients send them as a string that holds one.
+void write_tool_calls(JsonWriter& out, ObjectReader& in, Json calls) {
+  if (!calls.is_array()) return in.fail("messages", fmt::format("tool_calls must be a list, not {}", shown(calls)));
+  out.begin_array();
+  for (const Json call : simdjson::dom::array(calls)) {
+    Json function;
+    std::string_view arguments;
+    if (!call.is_object() || call["function"].get(function) || !function.is_object()) {
+      return in.fail("messages", "every tool call must be an object with a function");
+    }
+    out.begin_object();
+    for (const auto [key, value] : simdjson::dom::object(call)) {
+      if (key != "function") out.key(key).raw(json_text(value));
+    }
+    out.key("function").begin_object();
+    for (const auto [key, value] : simdjson::dom::object(function)) {
+      out.key(key);
+      if (key != "arguments" || value.get(arguments)) {
+        out.raw(json_text(value));
+        continue;
+      }
+      const auto parsed = JsonDocument::parse(arguments.empty() ? "{}" : arguments);
+      if (!parsed)
+        return in.fail("messages", fmt::format("a call's arguments must hold JSON: {}", parsed.error().message));
+      out.raw(json_text(parsed->root()));
+    }
+    out.end_object().end_object();
+  }
+  out.end_array();
+}
+
+void write_message(JsonWriter& out, Json message, size_t index, ObjectReader& request) {
+  const std::string place = fmt::format("messages[{}].", index);
+  ObjectReader in(message, place);
+  const auto role = in.string("role");
+  if (!role) in.fail("role", fmt::format("messages[{}] has no role", index));
+  const auto content = in.any("content");
+  const auto calls = in.any("tool_calls");
+  if (!content && !calls && role != "assistant") in.fail("content", fmt::format("messages[{}] has no content", index));
+  if (content && !content->is_string() && !content->is_array()) {
+    in.fail("content", fmt::format("{}content must be a string or a list of parts, not {}", place, shown(*content)));
+  }
+  Result<std::string> joined;
+  if (!in.failure() && content && content->is_array()) joined = join_parts(*content, place);
+  if (!joined) in.fail("content", joined.error().message, joined.error().kind);
+  if (in.failure()) return request.fail("messages", in.failure()->message, in.failure()->kind);
+
+  out.begin_object();
+  for (const auto [key, value] : simdjson::dom::object(message)) {
+    if (value.is_null()) continue;
+    out.key(key);
+    if (key == "content" && value.is_array()) {
+      out.value(*joined);
+    } else if (key == "tool_calls") {
+      write_tool_calls(out, request, value);
+    } else {
+      out.raw(json_text(value));
+    }
+  }
+  if (!content) out.key("content").value("");
+  out.end_object();
+}
+
+std::string read_messages(ObjectReader& in) {
+  const auto value = in.any("messages");
+  if (!value) in.fail("messages", "messages is missing");
+  if (in.failure()) return {};
+  if (!value->is_array()) in.fail("messages", fmt::format("messages must be a list, not {}", shown(*value)));
+  if (in.failure()) return {};
+  const simdjson::dom::array list(*value);
+  if (list.size() == 0) in.fail("messages", "messages must not be empty");
+  if (list.size() > kMaxMessages)
+    in.fail("messages", fmt::format("messages may hold at most {} messages", kMaxMessages));
+  std::string text;
+  JsonWriter out(text);
+  out.begin_array();
+  size_t index = 0;
+  for (const Json message : list) {
+    if (in.failure()) return {};
+    write_message(out, message, index++, in);
+  }
+  out.end_array();
+  return text;
+}
+
+std::string read_list(ObjectReader& in, std::string_view name) {
+  const auto value = in.any(name);
+  if (!value) return {};
+  if (!value->is_array()) in.fail(name, fmt::format("{} must be a list, not {}", name, shown(*value)));
+  return json_text(*value);
+}
+
+std::string read_object(ObjectReader& in, std::string_view name) {
+  const auto value = in.any(name);
+  if (!value) return {};
+  if (!value->is_object()) in.fail(name, fmt::format("{} must be an object, not {}", name, shown(*value)));
+  return json_text(*value);
+}
+
+// Returns whether tools go into the prompt.
+bool read_tool_choice(ObjectReader& in) {
+  in.unsupported("functions");
+  in.unsupported("function_call");
+  const auto choice = in.any("tool_choice");
+  if (!choice) return true;
+  if (choice->is_string() && std::string_view(*choice) == "none") return false;
+  if (choice->is_string() && std::string_view(*choice) == "auto") return true;
+  in.fail("tool_choice", fmt::format("tool_choice may be \"auto\" or \"none\" here, not {}", shown(*choice)),
+          ErrorKind::kUnsupported);
+  return false;
+}
+
+void read_chat_logprobs(ObjectReader& in, SamplingParams& sampling) {
+  const bool wanted = in.boolean("logprobs").value_or(false);
+  const auto top = in.integer("top_logprobs", 0, kMaxLogprobs);
+  if (top && *top > 0 && !wanted) in.fail("top_logprobs", "top_logprobs needs logprobs to be true");
+  if (wanted) sampling.logprobs = static_cast<int>(top.value_or(0));
+}
+
+}  // namespace
+
+ChatPrompt read_chat_prompt(ObjectReader& in) {
+  ChatPrompt prompt{.messages = read_messages(in)};
+  const bool with_tools = read_tool_choice(in);
+  prompt.tools = read_list(in, "tools");
+  if (!with_tools) prompt.tools.clear();
+  prompt.documents = read_list(in, "documents");
+  prompt.kwargs = read_object(in, "chat_template_kwargs");
+  prompt.continue_final_message = in.boolean("continue_final_message").value_or(false);
+  const auto generate = in.boolean("add_generation_prompt");
+  if (generate.value_or(false) && prompt.continue_final_message) {
+    in.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
+  }
+  prompt.add_generation_prompt = generate.value_or(!prompt.continue_final_message);
+  prompt.add_special_tokens = in.boolean("add_special_tokens").value_or(false);
+  return prompt;
+}
+
+Result<Parsed<ChatRequest>> parse_chat(std::string_view body, const ParseLimits& limits) {
+  const auto document = JsonDocument::parse(body);
+  if (!document) return std::unexpected(document.error());
+  ObjectReader in(document->root(), "");
+  ChatRequest request{.options = read_options(in, limits), .prompt = read_chat_prompt(in)};
+  GenerationOptions& options = request.options;
+  read_chat_logprobs(in, options.sampling);
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  const auto older = in.integer("max_tokens", 1, kMost);
+  const auto newer = in.integer("max_completion_tokens", 1, kMost);
+  const auto max_tokens = newer ? newer : older;
+  if (max_tokens) options.max_tokens = static_cast<int>(*max_tokens);
+  if (max_tokens && options.sampling.min_tokens > *max_tokens) {
+    in.fail("min_tokens", "min_tokens must not be greater than max_tokens");
+  }
+  in.unsupported("audio");
+  in.unsupported("chat_template");
+  if (options.n > limits.max_choices) in.fail("n", fmt::format("n may be at most {}", limits.max_choices));
+  if (in.failure()) return std::unexpected(*in.failure());
+  return Parsed<ChatRequest>{std::move(request), in.unread()};
+}
+
+Result<Parsed<TokenizeRequest>> parse_tokenize(std::string_view body) {
+  const auto document = JsonDocument::parse(body);
+  if (!document) return std::unexpected(document.error());
+  ObjectReader in(document->root(), "");
+  TokenizeRequest request{.model = in.string("model").value_or("")};
+  request.text = in.string("prompt");
+  if (in.any("messages")) {
+    request.chat = read_chat_prompt(in);
+    if (request.text) in.fail("prompt", "give either prompt or messages");
+  } else if (!request.text) {
+    in.fail("prompt", "prompt is missing");
+  }
+  request.add_special_tokens = in.boolean("add_special_tokens").value_or(!request.chat);
+  request.return_token_strs = in.boolean("return_token_strs").value_or(false);
+  if (in.failure()) return std::unexpected(*in.failure());
+  return Parsed<TokenizeRequest>{std::move(request), in.unread()};
+}
+
+Result<Parsed<DetokenizeRequest>> parse_detokenize(std::string_view body, const ParseLimits& limits) {
+  const auto document = JsonDocument::parse(body);
+  if (!document) return std::unexpected(document.error());
+  ObjectReader in(document->root(), "");
+  DetokenizeRequest request{.model = in.string("model").value_or("")};
+  const bool given = in.any("tokens").has_value();
+  request.tokens = in.token_ids("tokens", limits.vocab_size);
+  if (!given) in.fail("tokens", "tokens is missing");
+  if (in.failure()) return std::unexpected(*in.failure());
+  return Parsed<DetokenizeRequest>{std::move(request), in.unread()};
+}
+
+}  // namespace quire::api

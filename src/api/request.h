@@ -1,0 +1,96 @@
+// The typed requests of the OpenAI API, and their strict parsing from a body.
+//
+// A parsed request is complete in itself: every number is in range, every list bounded, what this server cannot do has
+// been refused by name. What still needs the model's text side (tokenising, rendering) is left to the caller. Names,
+// defaults and meaning of what goes beyond OpenAI's are vLLM's. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "quire/error.h"
+#include "quire/request.h"
+
+namespace quire::api {
+
+struct ParseLimits {
+  int64_t vocab_size = 0;
+  int64_t max_model_len = 0;  // tokens
+  int max_choices = 1024;     // prompts times n
+};
+
+using Prompt = std::variant<std::string, std::vector<TokenId>>;
+
+// What both kinds of completion share.
+struct GenerationOptions {
+  std::string model;             // empty: not named
+  SamplingParams sampling = {};  // all but seed, choice and max_tokens
+  std::optional<uint64_t> seed = {};
+  std::optional<int> max_tokens = {};
+  int n = 1;
+  bool stream = false;
+  bool include_usage = false;           // a last chunk with usage
+  bool continuous_usage_stats = false;  // usage in every chunk
+  std::vector<std::string> stop = {};
+  bool include_stop_str_in_output = false;
+  bool skip_special_tokens = true;
+  bool return_token_ids = false;
+  bool return_tokens_as_token_ids = false;
+  std::optional<int> truncate_prompt_tokens = {};  // keep this many last ones; -1: as many as the model takes
+  int priority = 0;
+  std::string cache_salt = {};
+};
+
+struct CompletionRequest {
+  GenerationOptions options;
+  std::vector<Prompt> prompts;
+  bool echo = false;
+  bool add_special_tokens = true;
+};
+
+// What the chat template needs: JSON texts for its renderer.
+struct ChatPrompt {
+  std::string messages;        // a list
+  std::string tools = {};      // a list, or empty
+  std::string documents = {};  // a list, or empty
+  std::string kwargs = {};     // an object, or empty
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+  bool add_special_tokens = false;
+};
+
+struct ChatRequest {
+  GenerationOptions options;
+  ChatPrompt prompt;
+  bool echo = false;  // repeats a last message that is continued
+};
+
+struct TokenizeRequest {
+  std::string model;
+  std::optional<std::string> text = {};  // or
+  std::optional<ChatPrompt> chat = {};
+  bool add_special_tokens = true;
+  bool return_token_strs = false;
+};
+
+struct DetokenizeRequest {
+  std::string model;
+  std::vector<TokenId> tokens = {};
+};
+
+template <class T>
+struct Parsed {
+  T request;
+  std::vector<std::string> ignored_fields;  // what the body held beyond the known
+};
+
+Result<Parsed<CompletionRequest>> parse_completion(std::string_view body, const ParseLimits& limits);
+Result<Parsed<ChatRequest>> parse_chat(std::string_view body, const ParseLimits& limits);
+Result<Parsed<TokenizeRequest>> parse_tokenize(std::string_view body);
+Result<Parsed<DetokenizeRequest>> parse_detokenize(std::string_view body, const ParseLimits& limits);
+
+}  // namespace quire::api

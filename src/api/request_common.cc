@@ -1,0 +1,161 @@
+#include "api/request_common.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "base/utf8.h"
+
+namespace quire::api {
+namespace {
+
+constexpr size_t kMaxStops = 64;
+constexpr size_t kMaxStopBytes = 1024;
+constexpr size_t kMaxStopTokens = 1024;
+constexpr size_t kMaxSaltBytes = 1024;
+constexpr int kMaxN = 128;
+constexpr double kMaxFloat = std::numeric_limits<float>::max();
+constexpr double kMaxTemperature = 100;
+constexpr double kMaxBias = 100;
+
+void read_stops(ObjectReader& in, GenerationOptions& options) {
+  options.stop = in.strings("stop", kMaxStops);
+  for (const std::string& text : options.stop) {
+    if (text.empty()) in.fail("stop", "stop may not hold an empty string");
+    if (text.size() > kMaxStopBytes)
+      in.fail("stop", fmt::format("a stop string may have at most {} bytes", kMaxStopBytes));
+  }
+}
+
+void read_logit_bias(ObjectReader& in, const ParseLimits& limits, SamplingParams& sampling) {
+  const auto value = in.any("logit_bias");
+  if (!value) return;
+  if (!value->is_object())
+    return in.fail("logit_bias", fmt::format("logit_bias must be an object, not {}", shown(*value)));
+  for (const auto [key, bias] : simdjson::dom::object(*value)) {
+    int64_t id = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size() || id < 0 || id >= limits.vocab_size) {
+      return in.fail("logit_bias", fmt::format("the keys of logit_bias must be token ids from 0 to {}, not {}",
+                                               limits.vocab_size - 1, in_quotes(key)));
+    }
+    double number = 0;
+    if (!bias.is_number() || bias.get(number) != simdjson::SUCCESS || number < -kMaxBias || number > kMaxBias) {
+      return in.fail("logit_bias", fmt::format("logit_bias of token {} must be a number from -{} to {}, not {}", id,
+                                               kMaxBias, kMaxBias, shown(bias)));
+    }
+    sampling.logit_bias.emplace_back(static_cast<TokenId>(id), static_cast<float>(number));
+  }
+  std::ranges::sort(sampling.logit_bias);
+  const auto twice = std::ranges::adjacent_find(sampling.logit_bias, {}, &std::pair<TokenId, float>::first);
+  if (twice != sampling.logit_bias.end()) {
+    in.fail("logit_bias", fmt::format("logit_bias names token {} twice", twice->first));
+  }
+}
+
+void read_seed(ObjectReader& in, GenerationOptions& options) {
+  const auto value = in.any("seed");
+  if (!value) return;
+  if (value->is<uint64_t>()) {
+    options.seed = uint64_t(*value);
+  } else if (const auto number = as_integer(*value)) {
+    options.seed = static_cast<uint64_t>(*number);
+  } else {
+    in.fail("seed", fmt::format("seed must be an integer of 64 bits, not {}", shown(*value)));
+  }
+}
+
+void read_sampling(ObjectReader& in, const ParseLimits& limits, SamplingParams& sampling) {
+  const auto number = [&](std::string_view name, double low, double high, float& into) {
+    if (const auto value = in.number(name, low, high)) into = static_cast<float>(*value);
+  };
+  number("temperature", 0, kMaxTemperature, sampling.temperature);
+  number("top_p", 0, 1, sampling.top_p);
+  if (sampling.top_p <= 0) in.fail("top_p", "top_p must be greater than 0 and at most 1");
+  number("min_p", 0, 1, sampling.min_p);
+  number("presence_penalty", -2, 2, sampling.presence_penalty);
+  number("frequency_penalty", -2, 2, sampling.frequency_penalty);
+  number("repetition_penalty", 0, kMaxFloat, sampling.repetition_penalty);
+  if (sampling.repetition_penalty <= 0) in.fail("repetition_penalty", "repetition_penalty must be greater than 0");
+  const int64_t top_k = in.integer("top_k", -1, std::numeric_limits<int>::max()).value_or(0);
+  sampling.top_k = static_cast<int>(std::max<int64_t>(top_k, 0));
+  sampling.min_tokens = static_cast<int>(in.integer("min_tokens", 0, limits.max_model_len).value_or(0));
+  sampling.ignore_eos = in.boolean("ignore_eos").value_or(false);
+  sampling.allowed_token_ids = in.token_ids("allowed_token_ids", limits.vocab_size);
+  sampling.stop_token_ids = in.token_ids("stop_token_ids", limits.vocab_size);
+  if (sampling.stop_token_ids.size() > kMaxStopTokens) {
+    in.fail("stop_token_ids", fmt::format("stop_token_ids may hold at most {} ids", kMaxStopTokens));
+  }
+  if (const auto count = in.integer("prompt_logprobs", 0, kMaxLogprobs))
+    sampling.prompt_logprobs = static_cast<int>(*count);
+  read_logit_bias(in, limits, sampling);
+}
+
+void read_streaming(ObjectReader& in, GenerationOptions& options) {
+  options.stream = in.boolean("stream").value_or(false);
+  const auto value = in.any("stream_options");
+  if (!value) return;
+  if (!options.stream) in.fail("stream_options", "stream_options may only be given with stream");
+  ObjectReader stream(*value, "stream_options.");
+  options.include_usage = stream.boolean("include_usage").value_or(false);
+  options.continuous_usage_stats = stream.boolean("continuous_usage_stats").value_or(false);
+  if (stream.failure()) in.fail("stream_options", stream.failure()->message);
+}
+
+// What OpenAI or vLLM know and this server does not: refused, since ignoring it would answer another question.
+void refuse_unsupported(ObjectReader& in) {
+  for (const char* name :
+       {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words",
+        "use_beam_search", "logits_processors", "prompt_embeds", "kv_transfer_params"}) {
+    in.unsupported(name);
+  }
+  const auto format = in.any("response_format");
+  if (!format) return;
+  ObjectReader reader(*format, "response_format.");
+  const auto type = reader.string("type");
+  if (reader.failure()) return in.fail("response_format", reader.failure()->message);
+  if (type != "text") {
+    in.fail("response_format",
+            fmt::format("response_format of type {} is not supported by this server, only \"text\"",
+                        in_quotes(type.value_or(""))),
+            ErrorKind::kUnsupported);
+  }
+}
+
+}  // namespace
+
+GenerationOptions read_options(ObjectReader& in, const ParseLimits& limits) {
+  GenerationOptions options;
+  options.model = in.string("model").value_or("");
+  read_sampling(in, limits, options.sampling);
+  read_seed(in, options);
+  options.n = static_cast<int>(in.integer("n", 1, kMaxN).value_or(1));
+  const int64_t best_of = in.integer("best_of", 1, kMaxN).value_or(options.n);
+  if (best_of != options.n)
+    in.fail("best_of", "best_of must equal n: this server returns all it generates", ErrorKind::kUnsupported);
+  read_stops(in, options);
+  read_streaming(in, options);
+  options.include_stop_str_in_output = in.boolean("include_stop_str_in_output").value_or(false);
+  options.skip_special_tokens = in.boolean("skip_special_tokens").value_or(true);
+  options.return_token_ids = in.boolean("return_token_ids").value_or(false);
+  options.return_tokens_as_token_ids = in.boolean("return_tokens_as_token_ids").value_or(false);
+  if (const auto keep = in.integer("truncate_prompt_tokens", -1, limits.max_model_len)) {
+    options.truncate_prompt_tokens = static_cast<int>(*keep);
+    if (*keep == 0) in.fail("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1");
+  }
+  options.priority = static_cast<int>(
+      in.integer("priority", std::numeric_limits<int>::min(), std::numeric_limits<int>::max()).value_or(0));
+  options.cache_salt = in.string("cache_salt").value_or("");
+  if (options.cache_salt.size() > kMaxSaltBytes)
+    in.fail("cache_salt", fmt::format("cache_salt may have at most {} bytes", kMaxSaltBytes));
+  in.string("user");
+  if (options.stream && options.sampling.prompt_logprobs) {
+    in.fail("prompt_logprobs", "prompt_logprobs cannot be streamed: leave out stream or prompt_logprobs");
+  }
+  refuse_unsupported(in);
+  return options;
+}
+
+}  // namespace quire::api
