@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "base/check.h"
 #include "kernels/attention_kernels.h"
@@ -51,8 +50,11 @@ class Builder {
 
   // Brings sequences with equal pages together; alike_[i] whole chunks are the same for order_[i - 1] and order_[i].
   void sort_by_pages() {
-    std::ranges::stable_sort(
-        order_, [&](int a, int b) { return std::ranges::lexicographical_compare(whole_pages(a), whole_pages(b)); });
+    std::ranges::sort(order_, [&](int a, int b) {
+      const auto x = whole_pages(a), y = whole_pages(b);
+      const auto order = std::lexicographical_compare_three_way(x.begin(), x.end(), y.begin(), y.end());
+      return order != 0 ? order < 0 : a < b;
+    });
     alike_.assign(order_.size(), 0);
     for (size_t i = 1; i < order_.size(); i++) {
       const auto a = whole_pages(order_[i - 1]), b = whole_pages(order_[i]);

@@ -1,0 +1,223 @@
+// Times paged attention: attention_bench [prefill] [decode] [shared] [--isa NAME].
+//
+// Prefill in GF/s of the visible keys beside the peak of vdpbf16ps or FMA chains in the same run; decode in GB/s of K
+// and V, from caches that exceed the last level. Every figure is the best of several rounds. On one thread its own time
+// counts, so that a busy machine disturbs less.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/cpu.h"
+#include "kernels/attention.h"
+
+namespace quire::kernels {
+namespace {
+
+constexpr int kRounds = 7;
+constexpr size_t kCacheBytes = size_t{160} << 20;
+
+double seconds(bool own) {
+  timespec now;
+  clock_gettime(own ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+struct Heads {
+  int head_dim;
+  int kv_heads;
+  int group;
+};
+constexpr Heads kHeads[] = {{64, 3, 3}, {128, 8, 2}, {128, 4, 4}, {256, 1, 4}};
+
+// Several layers' caches with cheap finite content and scattered pages.
+class Bench {
+ public:
+  Bench(const KernelTable& table, const Heads& heads, int page, int window, int layer_pages, int layers)
+      : table_(table), layers_(layers), pages_(static_cast<size_t>(layer_pages * layers)) {
+    shape_ = {.q_heads = heads.kv_heads * heads.group,
+              .kv_heads = heads.kv_heads,
+              .head_dim = heads.head_dim,
+              .page_tokens = page,
+              .dtype = DType::kBF16,
+              .window = window};
+    view_.head_stride = kv_head_bytes(shape_.dtype, page, shape_.head_dim);
+    view_.page_stride = view_.head_stride * static_cast<size_t>(shape_.kv_heads);
+    view_.block_tokens = page;
+    view_.pages_per_block = 1;
+    memory_ = *allocator_.allocate(view_.page_stride * pages_.size());
+    auto* words = reinterpret_cast<uint16_t*>(memory_.data());
+    for (size_t i = 0; i < memory_.size() / 2; i++) words[i] = static_cast<uint16_t>(0x3c00 + (i & 127));
+    view_.base = memory_.data();
+    std::iota(pages_.begin(), pages_.end(), 0);
+    std::shuffle(pages_.begin(), pages_.end(), std::mt19937(3));
+  }
+
+  const AttentionShape& shape() const { return shape_; }
+  const std::vector<int32_t>& pages() const { return pages_; }
+  size_t row_bytes() const { return view_.page_stride / static_cast<size_t>(shape_.page_tokens); }
+
+  // Best seconds of one layer; plan(layer) is built outside of the clock.
+  template <class F>
+  double best(int threads, int rows, F sequences) {
+    const size_t width = static_cast<size_t>(shape_.q_heads * shape_.head_dim);
+    std::vector<float> q(static_cast<size_t>(rows) * width), out(q.size());
+    std::mt19937 rng(1);
+    std::normal_distribution<float> normal;
+    for (float& x : q) x = normal(rng);
+    ThreadPool pool(threads);
+    std::vector<AttentionPlan> plans(static_cast<size_t>(layers_));
+    for (int l = 0; l < layers_; l++) plans[static_cast<size_t>(l)].build(shape_, sequences(l), threads);
+    AttentionWorkspace workspace;
+    double best = 1e9;
+    for (int round = 0; round < kRounds; round++) {
+      const double start = seconds(threads == 1);
+      for (const AttentionPlan& plan : plans)
+        attend(table_, plan, view_,
+               {.q = q.data(), .out = out.data(), .q_stride = width, .out_stride = width, .scale = 0.1F}, workspace,
+               pool);
+      best = std::min(best, (seconds(threads == 1) - start) / layers_);
+    }
+    return best;
+  }
+
+ private:
+  KernelTable table_;
+  int layers_;
+  AttentionShape shape_;
+  Allocator allocator_;
+  Buffer memory_;
+  KvView view_;
+  std::vector<int32_t> pages_;
+};
+
+std::string name(const Heads& h) {
+  return fmt::format("D={:<3} kv heads {} group {}", h.head_dim, h.kv_heads, h.group);
+}
+
+void prefill(const KernelTable& table, const Heads& heads, int tokens, int window) {
+  const int page = 64;
+  Bench bench(table, heads, page, window, tokens / page, 1);
+  double seen = 0;
+  for (int t = 0; t < tokens; t++) seen += window > 0 ? std::min(window, t + 1) : t + 1;
+  const double gigaflops = 4.0 * heads.head_dim * heads.kv_heads * heads.group * seen / 1e9;
+  std::string line = fmt::format("prefill {} tokens {:4} window {:3} |", name(heads), tokens, window);
+  for (const int threads : {1, 2}) {
+    const double t = bench.best(threads, tokens, [&](int) {
+      return std::vector<AttentionSequence>{{.pages = bench.pages(), .first_row = 0, .num_rows = tokens}};
+    });
+    line += fmt::format(" {} thread{} {:6.1f} GF/s", threads, threads > 1 ? "s" : "", gigaflops / t);
+  }
+  fmt::print("{}\n", line);
+}
+
+void decode(const KernelTable& table, const Heads& heads, int depth, int page) {
+  const size_t bytes = static_cast<size_t>(depth * heads.head_dim * heads.kv_heads) * 4;
+  const int layers = std::max(2, static_cast<int>(kCacheBytes / bytes)), layer_pages = (depth + page) / page;
+  Bench bench(table, heads, page, 0, layer_pages, layers);
+  std::string line = fmt::format("decode  {} depth {:5} page {:2} |", name(heads), depth, page);
+  for (const int threads : {1, 2}) {
+    const double t = bench.best(threads, 1, [&](int layer) {
+      return std::vector<AttentionSequence>{
+          {.pages = std::span(bench.pages()).subspan(static_cast<size_t>(layer * layer_pages)),
+           .first_row = 0,
+           .num_rows = 1,
+           .first_position = depth - 1}};
+    });
+    line += fmt::format(" {} thread{} {:5.1f} GB/s {:7.1f} us", threads, threads > 1 ? "s" : "",
+                        static_cast<double>(bytes) / t / 1e9, t * 1e6);
+  }
+  fmt::print("{}\n", line);
+}
+
+// 16 sequences over a common prefix, with its pages shared or copied.
+void shared(const KernelTable& table, const Heads& heads) {
+  constexpr int kSequences = 16, kPrefix = 1500, kLength = 1600, kPage = 64;
+  const int all = (kLength + kPage - 1) / kPage, common = kPrefix / kPage;
+  std::string line = fmt::format("shared  {} 16 x (1500 + 100), us a layer |", name(heads));
+  for (const bool together : {false, true}) {
+    const int layer_pages = together ? common + kSequences * (all - common) : kSequences * all;
+    const size_t bytes = static_cast<size_t>(layer_pages * kPage * heads.head_dim * heads.kv_heads) * 4;
+    const int layers = std::max(2, static_cast<int>(kCacheBytes / bytes));
+    Bench bench(table, heads, kPage, 0, layer_pages, layers);
+    std::vector<std::vector<int32_t>> tables;
+    for (int layer = 0; layer < layers; layer++)
+      for (int s = 0; s < kSequences; s++) {
+        tables.emplace_back();
+        for (int p = 0; p < all; p++) {
+          const int own = together ? (p < common ? p : common + s * (all - common) + p - common) : s * all + p;
+          tables.back().push_back(bench.pages()[static_cast<size_t>(layer * layer_pages + own)]);
+        }
+      }
+    line += together ? " shared" : " apart";
+    for (const int threads : {1, 2}) {
+      const double t = bench.best(threads, kSequences, [&](int layer) {
+        std::vector<AttentionSequence> sequences;
+        for (int s = 0; s < kSequences; s++)
+          sequences.push_back({.pages = tables[static_cast<size_t>(layer * kSequences + s)],
+                               .first_row = s,
+                               .num_rows = 1,
+                               .first_position = kLength - 1});
+        return sequences;
+      });
+      line += fmt::format(" {:6.0f}", t * 1e6);
+    }
+  }
+  fmt::print("{}\n", line);
+}
+
+// Building a plan for 16 decodes, and writing new tokens.
+void overheads(const KernelTable& table) {
+  Bench bench(table, kHeads[0], 64, 0, 16 * 25, 1);
+  std::vector<AttentionSequence> sequences;
+  for (int s = 0; s < 16; s++)
+    sequences.push_back({.pages = std::span(bench.pages()).subspan(static_cast<size_t>(s) * 25),
+                         .first_row = s,
+                         .num_rows = 1,
+                         .first_position = 1599});
+  AttentionPlan plan;
+  const double start = seconds(true);
+  for (int i = 0; i < 1000; i++) plan.build(bench.shape(), sequences, 2);
+  fmt::print("plan of 16 decodes at 1600: {:.1f} us\n", (seconds(true) - start) * 1e3);
+}
+
+int main_of(int argc, char** argv) {
+  std::vector<std::string> what;
+  std::string isa_name;
+  for (int i = 1; i < argc; i++)
+    if (std::strcmp(argv[i], "--isa") == 0 && i + 1 < argc) {
+      isa_name = argv[++i];
+    } else {
+      what.emplace_back(argv[i]);
+    }
+  const CpuFeatures cpu = detect_cpu();
+  const auto isa = isa_name.empty() ? choose_isa(cpu) : parse_isa(isa_name);
+  const auto table = isa ? kernel_table(*isa, cpu) : std::unexpected(isa.error());
+  if (!table) {
+    fmt::print(stderr, "{}\n", table.error().message);
+    return 2;
+  }
+  const auto wanted = [&](const char* name) { return what.empty() || std::ranges::find(what, name) != what.end(); };
+  for (const Heads& heads : kHeads) {
+    if (wanted("prefill"))
+      for (const auto& [tokens, window] : {std::pair{512, 0}, {2048, 0}, {2048, 512}, {2048, 128}})
+        prefill(*table, heads, tokens, window);
+    if (wanted("decode"))
+      for (const int depth : {512, 2048, 8192}) decode(*table, heads, depth, 64);
+    if (wanted("shared")) shared(*table, heads);
+  }
+  if (wanted("overheads")) overheads(*table);
+  return 0;
+}
+
+}  // namespace
+}  // namespace quire::kernels
+
+int main(int argc, char** argv) { return quire::kernels::main_of(argc, argv); }
