@@ -35,6 +35,10 @@ Result<void> check(const RopeParameters& p) {
   if (!(p.attention_factor > 0 && p.attention_factor <= 1e6)) {
     return bad("attention_factor", p.attention_factor, "above 0 and at most 1e6");
   }
+  if (!p.frequency_divisors.empty() && p.frequency_divisors.size() != static_cast<size_t>(p.rotary_dim / 2))
+    return bad("frequency divisors", static_cast<double>(p.frequency_divisors.size()), "half of the rotary dimension");
+  for (float divisor : p.frequency_divisors)
+    if (!(divisor >= 1e-6F && divisor <= 1e6F)) return bad("frequency divisor", divisor, "between 1e-6 and 1e6");
   if (p.type != RopeType::kLlama3) return {};
   if (!(p.low_freq_factor > 0)) return bad("low_freq_factor", p.low_freq_factor, "above 0");
   if (!(p.high_freq_factor > p.low_freq_factor && p.high_freq_factor <= 1e6)) {
@@ -63,6 +67,7 @@ std::vector<double> rope_inverse_frequencies(const RopeParameters& p) {
         inverse[i] = llama3_frequency(p, frequency);
         break;
     }
+    if (!p.frequency_divisors.empty()) inverse[i] /= static_cast<double>(p.frequency_divisors[i]);
   }
   return inverse;
 }

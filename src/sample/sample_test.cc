@@ -31,9 +31,9 @@ TEST(Gumbel, SkippingHopelessTokensChangesNothing) {
   std::mt19937 random(1);
   for (int round = 0; round < 300; ++round) {
     std::normal_distribution<float> normal(0, static_cast<float>(round % 7) * 3);
-    std::vector<float> logits(1 + random() % 400);
+    std::vector<float> logits(static_cast<size_t>(1 + random() % 400));
     for (float& x : logits) x = random() % 8 == 0 ? kNever : normal(random);
-    const NoiseKey key{random(), random() % 3, random() % 1000};
+    const NoiseKey key{random(), static_cast<uint32_t>(random() % 3), static_cast<int64_t>(random() % 1000)};
     TokenId best = 0;
     float value = kNever;
     for (size_t i = 0; i < logits.size(); ++i) {

@@ -72,17 +72,16 @@ struct BitsCase {
 };
 
 std::string name_of(const ::testing::TestParamInfo<BitsCase>& info) {
-  return info.param.model + (info.param.profile == Profile::kBF16 ? "_bf16"
-                             : info.param.profile == Profile::kQ8 ? "_q8"
-                                                                  : "_f32");
+  std::string name = info.param.model.substr(info.param.model.find('/') + 1);
+  name = name.substr(0, name.find('.'));
+  return name + (info.param.profile == Profile::kBF16 ? "_bf16" : info.param.profile == Profile::kQ8 ? "_q8" : "_f32");
 }
 
 class Bits : public ::testing::TestWithParam<BitsCase> {
  protected:
   void SetUp() override {
     const BitsCase& c = GetParam();
-    model_ = c.model.ends_with(".gguf") ? real_model(c.model) : golden_dir() + "/" + c.model;
-    if (model_.empty()) GTEST_SKIP() << "QUIRE_MODEL_DIR does not hold " << c.model;
+    model_ = std::string(QUIRE_TEST_DATA) + "/models/" + c.model;
     CoreHarness harness(alone(model_, c.profile));
     for (auto& request : requests()) want_.push_back(harness.run({request}).front());
   }
@@ -201,7 +200,10 @@ TEST_P(Bits, OnEveryInstructionSet) {
 
 INSTANTIATE_TEST_SUITE_P(Tiny, Bits,
                          ::testing::Values(BitsCase{"llama_untied", Profile::kBF16}, BitsCase{"qwen3", Profile::kBF16},
-                                           BitsCase{"gemma3", Profile::kBF16}, BitsCase{"gemma3", Profile::kF32}),
+                                           BitsCase{"gemma3", Profile::kBF16}, BitsCase{"gemma3", Profile::kF32},
+                                           BitsCase{"gguf/random_gemma3_mixed.gguf", Profile::kQ8},
+                                           BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8},
+                                           BitsCase{"gguf/random_llama_k.gguf", Profile::kBF16}),
                          name_of);
 
 // The logits of the last of 100 tokens of a model with two cache groups, run in two steps over hand-made tables: group
