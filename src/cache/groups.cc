@@ -274,6 +274,33 @@ std::unexpected<Error> fail_without_hybrid() {
               "disable_hybrid_kv_cache_manager");
 }
 
+// Groups `layers`, changing specs where needed. Returns how many layers a group has at most.
+Result<int64_t> form_groups(std::span<const CacheLayer> all, const Layers& layers, bool hybrid, bool block_outermost,
+                            LayerGroups& out) {
+  int64_t size = std::ssize(layers);
+  if (as_one_group(layers, out)) return size;
+  if (!hybrid) {
+    promote_all(out.specs, layers);
+    if (!as_one_group(layers, out)) return fail_without_hybrid();
+    return size;
+  }
+  if (block_outermost && !all_alike(out.specs, layers, same_page)) {
+    out.grouping = Grouping::kPacked;
+    out.groups = packed_groups(out.specs, layers);
+    return size;
+  }
+  if (auto unified = unify_pages(all, out.specs, layers); !unified) {
+    for (const LayerId layer : layers) out.specs[index_of(layer)] = all[index_of(layer)].spec;
+    if (!is_mla_and_windows(out.specs, layers)) return std::unexpected(unified.error());
+    promote_all(out.specs, layers);
+    if (!as_one_group(layers, out)) return std::unexpected(unified.error());
+    return size;
+  }
+  out.grouping = Grouping::kUnified;
+  out.groups = equal_groups(bucket(out.specs, layers, mergeable), size);
+  return size;
+}
+
 }  // namespace
 
 Result<LayerGroups> group_layers(std::span<const CacheLayer> layers, bool hybrid, bool block_outermost) {
@@ -285,24 +312,9 @@ Result<LayerGroups> group_layers(std::span<const CacheLayer> layers, bool hybrid
   Layers others = where(out.specs, false);
   if (others.empty()) std::swap(hidden, others);
 
-  int64_t group_size = std::ssize(others);
-  if (as_one_group(others, out)) {
-  } else if (!hybrid) {
-    promote_all(out.specs, others);
-    if (!as_one_group(others, out)) return fail_without_hybrid();
-  } else if (block_outermost && !all_alike(out.specs, others, same_page)) {
-    out.grouping = Grouping::kPacked;
-    out.groups = packed_groups(out.specs, others);
-  } else if (auto unified = unify_pages(layers, out.specs, others); unified) {
-    out.grouping = Grouping::kUnified;
-    out.groups = equal_groups(bucket(out.specs, others, mergeable), group_size);
-  } else {
-    for (const LayerId layer : others) out.specs[index_of(layer)] = layers[index_of(layer)].spec;
-    if (!is_mla_and_windows(out.specs, others)) return std::unexpected(unified.error());
-    promote_all(out.specs, others);
-    if (!as_one_group(others, out)) return std::unexpected(unified.error());
-  }
-  if (auto ok = append_hidden_groups(layers, hidden, group_size, out); !ok) return std::unexpected(ok.error());
+  const auto size = form_groups(layers, others, hybrid, block_outermost, out);
+  if (!size) return std::unexpected(size.error());
+  if (auto ok = append_hidden_groups(layers, hidden, *size, out); !ok) return std::unexpected(ok.error());
   return out;
 }
 
