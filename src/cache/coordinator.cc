@@ -254,11 +254,16 @@ int64_t Coordinator::checkpoint_block() const {
   return config_.enable_caching ? tokens : 0;
 }
 
-int64_t Coordinator::max_blocks_held(int64_t length) const {
+// The bound of the spec, with the slots for drafts; a state still read by the step in flight stays one step longer.
+int64_t Coordinator::most_held(size_t g, int64_t length) const {
   CacheLimits limits = config_.limits;
   limits.max_in_flight_tokens += config_.lookahead_tokens;
+  return max_blocks(spec(g), length, limits) + (groups_[g].checkpoints && config_.overlapped_steps ? 1 : 0);
+}
+
+int64_t Coordinator::max_blocks_held(int64_t length) const {
   int64_t blocks = 0;
-  for (size_t g = 0; g < groups_.size(); ++g) blocks += max_blocks(spec(g), length, limits);
+  for (size_t g = 0; g < groups_.size(); ++g) blocks += most_held(g, length);
   return blocks;
 }
 
@@ -273,8 +278,6 @@ Result<void> Coordinator::integrity(std::span<const RequestCache* const> caches)
     ++references[static_cast<size_t>(copy.source.value)];
     ++references[static_cast<size_t>(copy.target.value)];
   }
-  CacheLimits limits = config_.limits;
-  limits.max_in_flight_tokens += config_.lookahead_tokens;
   for (const RequestCache* cache : caches) {
     if (!cache->admitted_) continue;
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -284,7 +287,7 @@ Result<void> Coordinator::integrity(std::span<const RequestCache* const> caches)
         ++held;
         ++references[static_cast<size_t>(block.value)];
       }
-      const int64_t bound = max_blocks(spec(g), config_.max_model_len, limits);
+      const int64_t bound = most_held(g, config_.max_model_len);
       if (held > bound) {
         return fail(ErrorKind::kInternal,
                     fmt::format("group {}: a request holds {} blocks, its bound is {}", g, held, bound));

@@ -38,9 +38,10 @@ struct CoordinatorConfig {
   int64_t num_blocks = 0;                // the null block included
   int64_t max_model_len = 0;             // tokens, prompt and output
   CacheLimits limits = {};
-  int64_t scheduler_block = 0;   // tokens; 0: the least common multiple of the groups' blocks
-  int64_t hash_block = 0;        // tokens; 0: the greatest common divisor of the cacheable groups' blocks
-  int64_t lookahead_tokens = 0;  // the most that a SlotRequest asks for
+  int64_t scheduler_block = 0;    // tokens; 0: the least common multiple of the groups' blocks
+  int64_t hash_block = 0;         // tokens; 0: the greatest common divisor of the cacheable groups' blocks
+  int64_t lookahead_tokens = 0;   // the most that a SlotRequest asks for
+  bool overlapped_steps = false;  // a step may be planned before the one before it is processed
   bool enable_caching = true;
   bool all_groups_drop_block = false;  // a drafter reads every group: as if each had drops_block
   RetentionPolicy retention = {};
@@ -55,9 +56,8 @@ struct GroupState {
   int64_t published_columns = 0;  // columns before this were published or judged not worth it
   // A hit that ended inside a block: the column and the shared block to copy before the request writes there.
   std::optional<std::pair<int64_t, BlockId>> shared_tail = {};
-  // Recurrent checkpoints: whether the running state has its block, and the column of the state before it.
-  bool has_state = false;
-  std::optional<int64_t> previous_state_column = {};
+  int64_t first_kept = 0;  // columns before this are null for good
+  bool has_state = false;  // recurrent checkpoints: the running state has its block
 };
 
 class RequestCache {
@@ -191,6 +191,8 @@ class Coordinator {
   GroupHit look_up(const LookupClass& lookup, bool drop, std::span<const BlockHash> hashes, int64_t max_length) const;
   const CacheSpec& spec(size_t g) const { return config_.groups[g].spec; }
 
+  int64_t most_held(size_t g, int64_t length) const;
+  void give_up_shared_tails(RequestCache& cache);
   void free_skipped(RequestCache& cache, int64_t processed);
   void free_columns(GroupState& state, int64_t end);
   int64_t blocks_needed(const RequestCache& cache, const SlotRequest& request, const Extent& extent) const;

@@ -22,8 +22,13 @@ bool Coordinator::allocate(RequestCache& cache, const SlotRequest& request, NewB
   free_skipped(cache, std::max<int64_t>(0, computed - request.in_flight));
   const int64_t main = computed + request.new_tokens;
   const Extent extent{std::min(main + request.lookahead, config_.max_model_len), main};
-  if (blocks_needed(cache, request, extent) + request.blocks_to_leave_free > pool_.free_count()) return false;
-
+  const auto fits = [&] {
+    return blocks_needed(cache, request, extent) + request.blocks_to_leave_free <= pool_.free_count();
+  };
+  if (!fits()) {
+    give_up_shared_tails(cache);
+    if (!fits()) return false;
+  }
   if (!cache.admitted_) hold_hit(cache, request);  // all groups' hits, before any group takes (and evicts) a block
   for (size_t g = 0; g < groups_.size(); ++g) {
     GroupState& state = cache.groups_[g];
@@ -42,27 +47,32 @@ bool Coordinator::allocate(RequestCache& cache, const SlotRequest& request, NewB
 void Coordinator::free_skipped(RequestCache& cache, int64_t processed) {
   if (!cache.admitted_) return;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    GroupState& state = cache.groups_[g];
-    free_columns(state, skipped_tokens(spec(g), processed) / groups_[g].block_tokens);
-    if (!groups_[g].checkpoints || !state.previous_state_column) continue;
-    // The state of two steps ago has been copied on and read for the last time.
-    BlockId& previous = state.row[static_cast<size_t>(*state.previous_state_column)];
-    if (*state.previous_state_column < ceil_div(processed, groups_[g].block_tokens) - 1 && previous != kNullBlock) {
-      pool_.release({&previous, 1});
-      previous = kNullBlock;
-    }
+    free_columns(cache.groups_[g], skipped_tokens(spec(g), processed) / groups_[g].block_tokens);
   }
 }
 
-// Frees columns 0 .. end-1, last first. Those before a null one went in earlier calls.
+// A published state that would have to be copied away is worth less than going on: a request at its bound has no block
+// for the copy.
+void Coordinator::give_up_shared_tails(RequestCache& cache) {
+  if (!cache.admitted_) return;
+  for (auto& state : cache.groups_) {
+    if (!state.shared_tail) continue;
+    pool_.index().forget(state.shared_tail->second);
+    state.shared_tail.reset();
+  }
+}
+
+// Frees the columns before `end`, last first.
 void Coordinator::free_columns(GroupState& state, int64_t end) {
+  end = std::min(end, static_cast<int64_t>(state.row.size()));
+  if (state.first_kept >= end) return;
   scratch_.clear();
-  for (int64_t c = std::min(end, static_cast<int64_t>(state.row.size())) - 1; c >= 0; --c) {
-    BlockId& block = state.row[static_cast<size_t>(c)];
-    if (block == kNullBlock) break;
-    scratch_.push_back(block);
+  for (int64_t column = end - 1; column >= state.first_kept; --column) {
+    BlockId& block = state.row[static_cast<size_t>(column)];
+    if (block != kNullBlock) scratch_.push_back(block);
     block = kNullBlock;
   }
+  state.first_kept = end;
   pool_.release(scratch_);
 }
 
@@ -171,9 +181,9 @@ void Coordinator::take_token_blocks(size_t g, GroupState& state, int64_t slots) 
   if (missing > 0) QUIRE_CHECK(pool_.take(missing, state.row).has_value());
 }
 
-// The running state lives in the last column but the drafts'. Each time it moves on by a block, the old block becomes
-// the previous state (copied from in this step, freed in the next), columns passed over are null, and the drafts'
-// blocks, which nobody else knows, move along.
+// The running state lives in the last column but the drafts'. When it moves on to another block, the step copies it
+// from the old one, which is freed once that step is processed; columns passed over are null, and the drafts' blocks,
+// which nobody else knows, move along.
 void Coordinator::take_state_blocks(size_t g, GroupState& state, int64_t main) {
   const int64_t drafts = std::get<RecurrentState>(spec(g).retention).speculative_blocks;
   const int64_t required = ceil_div(main, groups_[g].block_tokens) + drafts;
@@ -182,11 +192,6 @@ void Coordinator::take_state_blocks(size_t g, GroupState& state, int64_t main) {
   state.has_state = true;
   if (required <= before && !state.shared_tail) return;
 
-  if (had_state) {
-    state.previous_state_column = before - 1 - drafts;
-  } else if (before > 0) {
-    state.previous_state_column = before - 1;
-  }
   const int64_t running = required - drafts - 1;
   while (static_cast<int64_t>(state.row.size()) < running) state.row.push_back(kNullBlock);
   if (had_state) {

@@ -39,7 +39,7 @@ CacheSpec random_spec(int64_t block, bool uniform_blocks) {
   CacheSpec spec{.block_size = block, .state_bytes = 16};
   switch (*rc::gen::inRange(0, uniform_blocks ? 4 : 3)) {
     case 1:
-      spec.retention = SlidingWindow{.window = *rc::gen::inRange(1, 24)};
+      spec.retention = SlidingWindow{.window = *rc::gen::inRange(2, 24)};
       break;
     case 2:
       spec.retention = RecurrentState{.checkpoints = RecurrentState::Checkpoints::kAlign};

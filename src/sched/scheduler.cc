@@ -45,6 +45,7 @@ Result<Scheduler> Scheduler::create(SchedulerConfig config, cache::CoordinatorCo
   if (config.hash_lookahead < 0) return invalid("hash_lookahead", config.hash_lookahead, "at least 0");
   if (!(config.watermark >= 0.0 && config.watermark < 1.0)) return invalid("watermark", config.watermark, "in [0, 1)");
   cache.lookahead_tokens = config.num_lookahead_tokens;
+  cache.overlapped_steps = config.overlapped;
   auto coordinator = cache::Coordinator::create(std::move(cache));
   if (!coordinator) return std::unexpected(coordinator.error());
   return Scheduler(config, std::move(*coordinator));
