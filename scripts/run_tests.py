@@ -28,8 +28,8 @@ SANITIZER_ENV = {
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
 }
-# The rooms in which threads meet.
-TSAN_TESTS = ("base_test", "engine_test", "api_test", "net_test")
+# Where threads meet: the pool, the engine with its tests on whole models, the API and the server.
+TSAN_TESTS = ("base_test", "engine_test", "golden_test", "bits_test", "api_test", "net_test")
 
 
 @dataclass
@@ -109,18 +109,19 @@ class Runner:
 
     # Building. A build counts as a test only when it fails: then it is one failure, and so is each suite that needed it.
 
-    def build(self, preset, targets=()):
+    def build(self, preset, only=None):
+        """Everything, or those of the test programs in `only` that exist."""
         name = f"build {preset}"
         log_path(name).unlink(missing_ok=True)
         print(f"-- {name} ...", flush=True)
         start = time.monotonic()
         folder = BUILD / preset
         code = 0
-        if not (folder / "build.ninja").exists():
+        if only or not (folder / "build.ninja").exists():
             code = run(name, ["cmake", "--preset", preset])
         if code == 0:
-            wanted = ["--target", *targets] if targets else []
-            code = run(name, ["cmake", "--build", folder, *wanted])
+            targets = ["--target", *[t for t in registered_tests(folder) if t in only]] if only else []
+            code = run(name, ["cmake", "--build", folder, *targets])
         if code != 0:
             self._unbuilt.add(preset)
             suite = Suite(name, seconds=time.monotonic() - start)
@@ -199,6 +200,11 @@ class Runner:
                 suite.fail(f"line coverage {percent:.1f} % is below {COVERAGE_PERCENT:.0f} %")
 
         self.suite("coverage: lines of src/", body)
+
+
+def registered_tests(folder):
+    reply = subprocess.run(["ctest", "--test-dir", folder, "--show-only=json-v1"], stdout=subprocess.PIPE, check=True)
+    return [test["name"] for test in json.loads(reply.stdout)["tests"]]
 
 
 def count_ctest(suite, folder, only, env):
@@ -304,9 +310,8 @@ def asan(runner):
 
 
 def tsan(runner):
-    present = [name for name in TSAN_TESTS if any((ROOT / "src" / name.removesuffix("_test")).glob("*_test.cc"))]
-    runner.build("tsan", present)
-    runner.cpp("c++ under tsan", "tsan", only=present, env=SANITIZER_ENV)
+    runner.build("tsan", TSAN_TESTS)
+    runner.cpp("c++ under tsan", "tsan", TSAN_TESTS, SANITIZER_ENV)
 
 
 def coverage(runner):
