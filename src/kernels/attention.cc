@@ -111,7 +111,7 @@ struct AttentionWorkspace::State {
   std::vector<SoftmaxState> states;  // [rows][q_heads]
   struct Worker {
     std::vector<KeptState> kept;
-    std::vector<float> kept_o;  // [kept][head_dim]
+    std::vector<float> kept_o;  // [kept][head_dim rounded up to 16]
     int count = 0;
     struct Row {
       QueryRow query;
@@ -162,7 +162,7 @@ class AttentionRun {
       Worker& worker = work_.workers[w];
       const auto kept = static_cast<size_t>(plan_.kept_states[w]);
       worker.kept.resize(std::max(worker.kept.size(), kept));
-      worker.kept_o.resize(std::max(worker.kept_o.size(), kept * head_dim_));
+      worker.kept_o.resize(std::max(worker.kept_o.size(), kept * kept_width()));
       worker.count = 0;
       worker.rows.resize(std::max(worker.rows.size(), static_cast<size_t>(plan_.block_rows)));
     }
@@ -191,6 +191,7 @@ class AttentionRun {
   SoftmaxState& state(int row, int q_head) const {
     return work_.states[static_cast<size_t>(row) * q_heads_ + static_cast<size_t>(q_head)];
   }
+  size_t kept_width() const { return (head_dim_ + 15) / 16 * 16; }
   const float* sink(int q_head) const { return rows_.sinks == nullptr ? nullptr : rows_.sinks + q_head; }
 
   void compute(int w) {
@@ -318,7 +319,7 @@ class AttentionRun {
       Worker& worker = work_.workers[static_cast<size_t>(w)];
       const auto i = static_cast<size_t>(worker.count++);
       worker.kept[i] = {at.row, at.q_head, last, more};
-      std::copy_n(o, head_dim_, worker.kept_o.data() + i * head_dim_);
+      std::copy_n(o, head_dim_, worker.kept_o.data() + i * kept_width());
       return;
     }
     SoftmaxState& own = state(at.row, at.q_head);
@@ -340,7 +341,7 @@ class AttentionRun {
       for (size_t i = 0; i < static_cast<size_t>(worker.count); i++) {
         const KeptState& k = worker.kept[i];
         if (static_cast<size_t>(k.row + k.q_head) % workers != static_cast<size_t>(w)) continue;
-        merge(k.row, k.q_head, worker.kept_o.data() + i * head_dim_, k.state, k.last);
+        merge(k.row, k.q_head, worker.kept_o.data() + i * kept_width(), k.state, k.last);
       }
     }
   }

@@ -84,7 +84,8 @@ struct CacheKernels {
 struct AttentionKernels {
   CacheKernels bf16;
   CacheKernels f32;
-  // Adds the state of a higher chunk to a row's; `to` is the row's unfinished output.
+  // Adds the state of a higher chunk to a row's; `to` is the row's unfinished output. `o` is readable up to a multiple
+  // of 16.
   void (*merge)(float* to, SoftmaxState* state, const float* o, const SoftmaxState* more, int head_dim);
   // Divides by the sum, after a sink (null: none) has joined it.
   void (*finish)(float* to, const SoftmaxState* state, const float* sink, int head_dim);

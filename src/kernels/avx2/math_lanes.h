@@ -8,10 +8,10 @@
 namespace quire::kernels {
 namespace {
 
-// All bits set in the first n of eight lanes; n may be negative or above eight.
-inline __m256i first_lanes(int n) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
-}
+// Parts of a vector go through memory: masked moves would do, but checkers of memory take them for whole ones.
+struct alignas(64) Part {
+  float v[16] = {};
+};
 
 struct Lanes {
   __m256 lo, hi;
@@ -20,15 +20,18 @@ struct Lanes {
   static Lanes set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
   static Lanes load_part(const float* p, int n) {
-    return {_mm256_maskload_ps(p, first_lanes(n)), _mm256_maskload_ps(p + 8, first_lanes(n - 8))};
+    Part part;
+    __builtin_memcpy(part.v, p, static_cast<size_t>(n) * 4);
+    return load(part.v);
   }
   void store(float* p) const {
     _mm256_storeu_ps(p, lo);
     _mm256_storeu_ps(p + 8, hi);
   }
   void store_part(float* p, int n) const {
-    _mm256_maskstore_ps(p, first_lanes(n), lo);
-    _mm256_maskstore_ps(p + 8, first_lanes(n - 8), hi);
+    Part part;
+    store(part.v);
+    __builtin_memcpy(p, part.v, static_cast<size_t>(n) * 4);
   }
 };
 
@@ -41,8 +44,9 @@ struct LaneInts {
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
   }
   static LaneInts load_part(const void* p, int n) {
-    const auto* q = static_cast<const int*>(p);
-    return {_mm256_maskload_epi32(q, first_lanes(n)), _mm256_maskload_epi32(q + 8, first_lanes(n - 8))};
+    Part part;
+    __builtin_memcpy(part.v, p, static_cast<size_t>(n) * 4);
+    return load(part.v);
   }
   static LaneInts iota(int32_t first) {
     const __m256i step = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
@@ -52,11 +56,6 @@ struct LaneInts {
     auto* q = static_cast<__m256i*>(p);
     _mm256_storeu_si256(q, lo);
     _mm256_storeu_si256(q + 1, hi);
-  }
-  void store_part(void* p, int n) const {
-    auto* q = static_cast<int*>(p);
-    _mm256_maskstore_epi32(q, first_lanes(n), lo);
-    _mm256_maskstore_epi32(q + 8, first_lanes(n - 8), hi);
   }
   void store_low_halves(void* p) const {
     const __m256i mask = _mm256_set1_epi32(0xffff);

@@ -32,7 +32,6 @@ struct LaneInts {
                              _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0))};
   }
   void store(void* p) const { _mm512_storeu_si512(p, v); }
-  void store_part(void* p, int n) const { _mm512_mask_storeu_epi32(p, first_lanes(n), v); }
   void store_low_halves(void* p) const { _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v)); }
 };
 

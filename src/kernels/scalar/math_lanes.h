@@ -66,7 +66,6 @@ struct ScalarInts {
     return r;
   }
   void store(void* p) const { __builtin_memcpy(p, v, sizeof v); }
-  void store_part(void* p, int n) const { __builtin_memcpy(p, v, static_cast<size_t>(n) * 4); }
   // The lower 16 bits of each lane, side by side.
   void store_low_halves(uint16_t* p) const {
     for (int i = 0; i < N; i++) p[i] = static_cast<uint16_t>(v[i]);
