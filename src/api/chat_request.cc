@@ -66,7 +66,8 @@ void write_tool_calls(JsonWriter& out, ObjectReader& in, Json calls) {
   out.end_array();
 }
 
-void write_message(JsonWriter& out, Json message, size_t index, ObjectReader& request) {
+// Writes one message and returns its content.
+std::string write_message(JsonWriter& out, Json message, size_t index, ObjectReader& request) {
   const std::string place = fmt::format("messages[{}].", index);
   ObjectReader in(message, place);
   const auto role = in.string("role");
@@ -77,17 +78,21 @@ void write_message(JsonWriter& out, Json message, size_t index, ObjectReader& re
   if (content && !content->is_string() && !content->is_array()) {
     in.fail("content", fmt::format("{}content must be a string or a list of parts, not {}", place, shown(*content)));
   }
-  Result<std::string> joined;
-  if (!in.failure() && content && content->is_array()) joined = join_parts(*content, place);
-  if (!joined) in.fail("content", joined.error().message, joined.error().kind);
-  if (in.failure()) return request.fail("messages", in.failure()->message, in.failure()->kind);
+  Result<std::string> text;
+  if (!in.failure() && content && content->is_array()) text = join_parts(*content, place);
+  if (!in.failure() && content && content->is_string()) text = std::string(std::string_view(*content));
+  if (!text) in.fail("content", text.error().message, text.error().kind);
+  if (in.failure()) {
+    request.fail("messages", in.failure()->message, in.failure()->kind);
+    return {};
+  }
 
   out.begin_object();
   for (const auto [key, value] : simdjson::dom::object(message)) {
     if (value.is_null()) continue;
     out.key(key);
-    if (key == "content" && value.is_array()) {
-      out.value(*joined);
+    if (key == "content") {
+      out.value(*text);
     } else if (key == "tool_calls") {
       write_tool_calls(out, request, value);
     } else {
@@ -96,28 +101,28 @@ void write_message(JsonWriter& out, Json message, size_t index, ObjectReader& re
   }
   if (!content) out.key("content").value("");
   out.end_object();
+  return *text;
 }
 
-std::string read_messages(ObjectReader& in) {
+// Fills in `prompt`'s messages and final content.
+void read_messages(ObjectReader& in, ChatPrompt& prompt) {
   const auto value = in.any("messages");
   if (!value) in.fail("messages", "messages is missing");
-  if (in.failure()) return {};
+  if (in.failure()) return;
   if (!value->is_array()) in.fail("messages", fmt::format("messages must be a list, not {}", shown(*value)));
-  if (in.failure()) return {};
+  if (in.failure()) return;
   const simdjson::dom::array list(*value);
   if (list.size() == 0) in.fail("messages", "messages must not be empty");
   if (list.size() > kMaxMessages)
     in.fail("messages", fmt::format("messages may hold at most {} messages", kMaxMessages));
-  std::string text;
-  JsonWriter out(text);
+  JsonWriter out(prompt.messages);
   out.begin_array();
   size_t index = 0;
   for (const Json message : list) {
-    if (in.failure()) return {};
-    write_message(out, message, index++, in);
+    if (in.failure()) return;
+    prompt.final_content = write_message(out, message, index++, in);
   }
   out.end_array();
-  return text;
 }
 
 std::string read_list(ObjectReader& in, std::string_view name) {
@@ -127,10 +132,15 @@ std::string read_list(ObjectReader& in, std::string_view name) {
   return json_text(*value);
 }
 
-std::string read_object(ObjectReader& in, std::string_view name) {
-  const auto value = in.any(name);
+std::string read_template_kwargs(ObjectReader& in) {
+  constexpr std::string_view kName = "chat_template_kwargs";
+  const auto value = in.any(kName);
   if (!value) return {};
-  if (!value->is_object()) in.fail(name, fmt::format("{} must be an object, not {}", name, shown(*value)));
+  if (!value->is_object()) in.fail(kName, fmt::format("{} must be an object, not {}", kName, shown(*value)));
+  for (const char* taken : {"messages", "tools", "documents", "add_generation_prompt"}) {
+    if ((*value)[taken].error() == simdjson::SUCCESS)
+      in.fail(kName, fmt::format("{} may not hold {}: it is a field of its own", kName, taken));
+  }
   return json_text(*value);
 }
 
@@ -157,12 +167,13 @@ void read_chat_logprobs(ObjectReader& in, SamplingParams& sampling) {
 }  // namespace
 
 ChatPrompt read_chat_prompt(ObjectReader& in) {
-  ChatPrompt prompt{.messages = read_messages(in)};
+  ChatPrompt prompt;
+  read_messages(in, prompt);
   const bool with_tools = read_tool_choice(in);
   prompt.tools = read_list(in, "tools");
   if (!with_tools) prompt.tools.clear();
   prompt.documents = read_list(in, "documents");
-  prompt.kwargs = read_object(in, "chat_template_kwargs");
+  prompt.kwargs = read_template_kwargs(in);
   prompt.continue_final_message = in.boolean("continue_final_message").value_or(false);
   const auto generate = in.boolean("add_generation_prompt");
   if (generate.value_or(false) && prompt.continue_final_message) {

@@ -71,10 +71,12 @@ Result<Parsed<CompletionRequest>> parse_completion(std::string_view body, const 
   request.add_special_tokens = in.boolean("add_special_tokens").value_or(true);
   if (const auto count = in.integer("logprobs", 0, kMaxLogprobs)) options.sampling.logprobs = static_cast<int>(*count);
   // With echo, 0 asks for the prompt alone.
-  options.max_tokens =
-      static_cast<int>(in.integer("max_tokens", request.echo ? 0 : 1, std::numeric_limits<int>::max()).value_or(16));
-  if (options.sampling.min_tokens > *options.max_tokens)
+  if (const auto most = in.integer("max_tokens", request.echo ? 0 : 1, std::numeric_limits<int>::max())) {
+    options.max_tokens = static_cast<int>(*most);
+  }
+  if (options.sampling.min_tokens > options.max_tokens.value_or(kDefaultMaxTokens)) {
     in.fail("min_tokens", "min_tokens must not be greater than max_tokens");
+  }
   in.unsupported("suffix");
   if (request.echo && options.stream && options.sampling.logprobs) {
     in.fail("echo", "echo with logprobs cannot be streamed", ErrorKind::kUnsupported);

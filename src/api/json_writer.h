@@ -40,7 +40,7 @@ class JsonWriter {
   JsonWriter& value(float number);
   JsonWriter& value(double number);
   JsonWriter& null() { return raw("null"); }
-  // A value that is JSON already.
+  // A value, or members or items with commas between them, that is JSON already.
   JsonWriter& raw(std::string_view json);
 
  private:

@@ -23,6 +23,8 @@ struct ParseLimits {
   int max_choices = 1024;     // prompts times n
 };
 
+inline constexpr int kDefaultMaxTokens = 16;  // of a completion; a chat goes on to the end of the context
+
 using Prompt = std::variant<std::string, std::vector<TokenId>>;
 
 // What both kinds of completion share.
@@ -54,13 +56,14 @@ struct CompletionRequest {
 
 // What the chat template needs: JSON texts for its renderer.
 struct ChatPrompt {
-  std::string messages;        // a list
+  std::string messages = {};   // a list
   std::string tools = {};      // a list, or empty
   std::string documents = {};  // a list, or empty
   std::string kwargs = {};     // an object, or empty
   bool add_generation_prompt = true;
   bool continue_final_message = false;
   bool add_special_tokens = false;
+  std::string final_content = {};  // the last message's, where it is to be continued
 };
 
 struct ChatRequest {

@@ -21,7 +21,7 @@ TEST(Completion, HasTheDefaultsOfVllm) {
   ASSERT_TRUE(parsed.has_value());
   const CompletionRequest& request = parsed->request;
   EXPECT_EQ(std::get<std::string>(request.prompts.at(0)), "hello");
-  EXPECT_EQ(request.options.max_tokens, 16);
+  EXPECT_FALSE(request.options.max_tokens.has_value());
   EXPECT_EQ(request.options.n, 1);
   EXPECT_FALSE(request.options.stream);
   EXPECT_FALSE(request.options.seed.has_value());
@@ -88,7 +88,7 @@ TEST(Completion, TakesNullAsAbsentAndWholeNumbersAsIntegers) {
   const auto parsed =
       completion(with(R"("max_tokens":null,"seed":null,"stop":null,"n":2.0,"logprobs":null,"future":null)"));
   ASSERT_TRUE(parsed.has_value());
-  EXPECT_EQ(parsed->request.options.max_tokens, 16);
+  EXPECT_FALSE(parsed->request.options.max_tokens.has_value());
   EXPECT_EQ(parsed->request.options.n, 2);
   EXPECT_TRUE(parsed->ignored_fields.empty());
 }
@@ -246,6 +246,7 @@ TEST(Chat, ReadsItsOwnFields) {
   EXPECT_EQ(parsed->request.prompt.tools, R"([{"type":"function"}])");
   EXPECT_EQ(parsed->request.prompt.kwargs, R"({"enable_thinking":false})");
   EXPECT_TRUE(parsed->request.prompt.continue_final_message);
+  EXPECT_EQ(parsed->request.prompt.final_content, "hi");
   EXPECT_FALSE(parsed->request.prompt.add_generation_prompt);
   EXPECT_TRUE(chat(chat_with(R"("tools":[{"a":1}],"tool_choice":"none")"))->request.prompt.tools.empty());
   EXPECT_EQ(chat(chat_with(R"("logprobs":true)"))->request.options.sampling.logprobs, 0);
@@ -278,6 +279,7 @@ TEST(Chat, RefusesByName) {
       {chat_with(R"("response_format":{"type":"json_schema","json_schema":{}})"), "response_format", "json_schema"},
       {chat_with(R"("add_generation_prompt":true,"continue_final_message":true)"), "continue_final_message", "exclude"},
       {chat_with(R"("chat_template_kwargs":[])"), "chat_template_kwargs", "object"},
+      {chat_with(R"("chat_template_kwargs":{"tools":[]})"), "chat_template_kwargs", "tools"},
       {chat_with(R"("functions":[{"name":"f"}])"), "functions", "not supported"},
   };
   for (const Bad& bad : all) {

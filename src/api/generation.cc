@@ -1,0 +1,313 @@
+#include "api/generation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "api/error_reply.h"
+#include "base/log.h"
+
+namespace quire::api {
+namespace {
+
+double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
+
+// Names that a client made up, fit for a header: others are left out.
+std::string header_list(const std::vector<std::string>& names) {
+  constexpr size_t kMostNames = 32;
+  constexpr size_t kLongestName = 64;
+  std::string list;
+  size_t count = 0;
+  for (const std::string& name : names) {
+    const bool plain = std::ranges::all_of(name, [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+             c == '.';
+    });
+    if (!plain || name.empty() || name.size() > kLongestName || ++count > kMostNames) continue;
+    if (!list.empty()) list += ", ";
+    list += name;
+  }
+  return list;
+}
+
+}  // namespace
+
+Generation::Generation(GenerationContext& context, std::shared_ptr<Exchange> exchange, std::string request_id,
+                       bool chat)
+    : context_(context), exchange_(std::move(exchange)), request_id_(std::move(request_id)), chat_(chat) {}
+
+void Generation::begin(HttpRequest request) {
+  client_ = std::move(request.client);
+  exchange_->on_close([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->client_left();
+  });
+  const uint64_t random_seed = context_.options.random();
+  on_text_thread([this, body = std::move(request.body), random_seed] { plan(body, random_seed); });
+}
+
+// Runs `work` on a text thread, where it may run out of memory: that ends the request alone.
+void Generation::on_text_thread(std::function<void()> work) {
+  context_.pool.submit([self = shared_from_this(), work = std::move(work)] {
+    try {
+      work();
+    } catch (const std::exception& failure) {
+      self->exchange_->post([self, error = Error{ErrorKind::kInternal, failure.what()}] { self->fail(error); });
+    }
+  });
+}
+
+void Generation::plan(const std::string& body, uint64_t random_seed) {
+  if (closed_) return;
+  auto plan = chat_ ? plan_chat(body, context_.backend, context_.options, random_seed)
+                    : plan_completion(body, context_.backend, context_.options, random_seed);
+  if (!plan) {
+    exchange_->post([self = shared_from_this(), error = plan.error()] { self->fail(error); });
+    return;
+  }
+  plan_ = std::move(*plan);
+  const GenerationOptions& options = plan_.options;
+  head_ = {.id = (chat_ ? "chatcmpl-" : "cmpl-") + request_id_,
+           .created = static_cast<int64_t>(std::time(nullptr)),
+           .model = options.model.empty() ? context_.options.served_model_names.front() : options.model,
+           .fingerprint = context_.fingerprint,
+           .chat = chat_,
+           .tokenizer = context_.backend.tokenizer,
+           .tokens_as_ids = options.return_tokens_as_token_ids,
+           // Without text, ids are all there is to say.
+           .return_token_ids = options.return_token_ids || context_.backend.tokenizer == nullptr};
+  for (size_t i = 0; i < plan_.answers(); ++i) {
+    answers_.push_back({.choice = Choice(options, context_.backend.tokenizer, context_.backend.info->end_tokens)});
+    if (plan_.echo) answers_[i].text = echo_text(i);
+  }
+  submit();
+}
+
+void Generation::submit() {
+  std::vector<Request> requests;
+  std::vector<Engine::Sink> sinks;
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    requests.push_back(plan_.request(i));
+    sinks.emplace_back([self = shared_from_this(), i](Update update) {
+      self->exchange_->post([self, i, update = std::move(update)]() mutable { self->on_update(i, std::move(update)); });
+    });
+  }
+  auto ids = context_.backend.submit_all(std::move(requests), std::move(sinks));
+  if (ids) {
+    exchange_->post([self = shared_from_this(), ids = std::move(*ids)]() mutable { self->submitted(std::move(ids)); });
+  } else {
+    exchange_->post([self = shared_from_this(), error = ids.error()] { self->fail(error); });
+  }
+}
+
+std::string Generation::echo_text(size_t answer) const {
+  const text::Tokenizer* tokenizer = context_.backend.tokenizer;
+  if (tokenizer == nullptr) return {};
+  const auto& prompt = plan_.prompts[answer / static_cast<size_t>(plan_.options.n)];
+  return tokenizer->decode(prompt, plan_.options.skip_special_tokens).value_or("");
+}
+
+void Generation::submitted(std::vector<uint64_t> ids) {
+  planned_ = true;
+  ids_ = std::move(ids);
+  if (closed_) return cancel_all();
+  // Stop strings may have been found before the ids were known.
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    if (answers_[i].choice.ended_by_text()) context_.backend.cancel(ids_[i]);
+  }
+  if (plan_.options.stream) start_stream();
+}
+
+void Generation::fail(const Error& error) {
+  planned_ = true;
+  if (closed_.exchange(true)) return;
+  const ApiError shown = api_error(error);
+  if (stream_started_) {
+    exchange_->write(sse_event(error_body(shown)));
+    exchange_->write(kSseDone);
+    exchange_->finish();
+  } else {
+    HttpResponse response = error_response(shown);
+    response.headers.emplace_back("X-Request-Id", request_id_);
+    exchange_->respond(std::move(response));
+  }
+  log(shown.status);
+  cancel_all();
+}
+
+void Generation::on_update(size_t index, Update update) {
+  planned_ = true;
+  Answer& answer = answers_[index];
+  if (answer.choice.finished()) return;
+  if (!update.tokens.empty()) time_tokens(answer);
+  answer.cached_tokens = std::max(answer.cached_tokens, update.cached_tokens);
+  std::ranges::move(update.prompt_logprobs, std::back_inserter(answer.prompt_logprobs));
+  std::optional<Error> error = std::move(update.error);
+  Choice::Delta delta = answer.choice.accept(std::move(update));
+  if (answer.choice.ended_by_text() && !ids_.empty()) context_.backend.cancel(ids_[index]);
+  if (!plan_.answer_wanted) delta = {};
+  if (answer.choice.finished()) answer_ended(index, error);
+  if (closed_) return;
+  if (plan_.options.stream) {
+    stream(index, delta);
+  } else {
+    keep(answer, std::move(delta));
+  }
+  if (ended_ < answers_.size()) return;
+  if (plan_.options.stream) {
+    end_stream();
+  } else {
+    send_body();
+  }
+}
+
+void Generation::time_tokens(Answer& answer) {
+  const Clock::time_point now = Clock::now();
+  if (answer.first_token == Clock::time_point{}) {
+    answer.first_token = now;
+    context_.metrics.first_token(seconds(now - arrival_));
+  } else {
+    context_.metrics.next_tokens(seconds(now - answer.last_token));
+  }
+  answer.last_token = now;
+}
+
+void Generation::answer_ended(size_t index, const std::optional<Error>& error) {
+  const Answer& answer = answers_[index];
+  const auto& prompt = plan_.prompts[index / static_cast<size_t>(plan_.options.n)];
+  ++ended_;
+  const std::string_view reason = answer.choice.finish_reason();
+  context_.metrics.finished({.reason = reason,
+                             .seconds = seconds(Clock::now() - arrival_),
+                             .decode_seconds = seconds(answer.last_token - answer.first_token),
+                             .prompt_tokens = static_cast<int64_t>(prompt.size()),
+                             .generation_tokens = answer.choice.tokens()});
+  if (reason == "error") fail(error.value_or(Error{ErrorKind::kInternal, "the request failed"}));
+  if (reason == "abort") fail({ErrorKind::kInternal, "the request was ended by the server"});
+}
+
+void Generation::keep(Answer& answer, Choice::Delta delta) {
+  answer.text += delta.text;
+  answer.tokens.insert(answer.tokens.end(), delta.tokens.begin(), delta.tokens.end());
+  std::ranges::move(delta.logprobs, std::back_inserter(answer.logprobs));
+}
+
+Headers Generation::headers() const {
+  Headers headers = {{"X-Request-Id", request_id_}};
+  if (plan_.seed_chosen) headers.emplace_back("X-Quire-Seed", std::to_string(plan_.seed));
+  std::string ignored = header_list(plan_.ignored_fields);
+  if (!ignored.empty()) headers.emplace_back("X-Quire-Ignored-Fields", std::move(ignored));
+  return headers;
+}
+
+Usage Generation::usage() const {
+  Usage usage;
+  const auto n = static_cast<size_t>(plan_.options.n);
+  for (const auto& prompt : plan_.prompts) usage.prompt_tokens += static_cast<int64_t>(prompt.size());
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    if (plan_.answer_wanted) usage.completion_tokens += answers_[i].choice.tokens();
+    if (i % n == 0) usage.cached_tokens += answers_[i].cached_tokens;
+  }
+  return usage;
+}
+
+AnswerPiece Generation::piece_of(size_t index) const {
+  const Answer& answer = answers_[index];
+  AnswerPiece piece{.index = static_cast<int>(index),
+                    .first = !answer.started,
+                    .text_offset = answer.text_offset,
+                    .finish_reason = answer.choice.finish_reason(),
+                    .stop_reason = answer.choice.stop_reason(),
+                    .echo = plan_.echo};
+  const auto n = static_cast<size_t>(plan_.options.n);
+  piece.prompt = plan_.prompts[index / n];
+  if (plan_.options.sampling.prompt_logprobs) piece.prompt_logprobs = answers_[index / n * n].prompt_logprobs;
+  return piece;
+}
+
+void Generation::start_stream() {
+  if (std::exchange(stream_started_, true)) return;
+  HttpResponse head{.headers = headers(), .content_type = "text/event-stream; charset=utf-8"};
+  head.headers.emplace_back("Cache-Control", "no-cache");
+  exchange_->start(std::move(head));
+}
+
+void Generation::stream(size_t index, const Choice::Delta& delta) {
+  start_stream();
+  Answer& answer = answers_[index];
+  AnswerPiece piece = piece_of(index);
+  // An echoed prompt waits here for the first piece.
+  const std::string text = std::exchange(answer.text, {}) + delta.text;
+  piece.text = text;
+  piece.tokens = delta.tokens;
+  const bool logprobs = plan_.options.sampling.logprobs.has_value();
+  if (logprobs) piece.logprobs = delta.logprobs;
+  const bool says_tokens = !delta.tokens.empty() && (logprobs || head_.return_token_ids);
+  if (text.empty() && !says_tokens && !answer.choice.finished()) return;
+  std::optional<Usage> usage_now;
+  if (plan_.options.include_usage && plan_.options.continuous_usage_stats) usage_now = usage();
+  exchange_->write(sse_event(chunk_json(head_, piece, usage_now, plan_.options.include_usage)));
+  answer.started = true;
+  if (logprobs) answer.text_offset += offset_of(head_, delta.tokens);
+}
+
+void Generation::end_stream() {
+  closed_ = true;
+  if (plan_.options.include_usage) exchange_->write(sse_event(usage_chunk_json(head_, usage())));
+  exchange_->write(kSseDone);
+  exchange_->finish();
+  log(200);
+}
+
+// Large log-probabilities make a long body: a text thread writes it.
+void Generation::send_body() {
+  on_text_thread([this] {
+    std::vector<AnswerPiece> pieces;
+    for (size_t i = 0; i < answers_.size(); ++i) {
+      const Answer& answer = answers_[i];
+      pieces.push_back(piece_of(i));
+      pieces.back().text = answer.text;
+      pieces.back().tokens = answer.tokens;
+      if (plan_.options.sampling.logprobs) pieces.back().logprobs = answer.logprobs;
+    }
+    HttpResponse response{.headers = headers(), .body = body_json(head_, pieces, usage())};
+    exchange_->post([self = shared_from_this(), response = std::move(response)]() mutable {
+      if (self->closed_.exchange(true)) return;
+      self->exchange_->respond(std::move(response));
+      self->log(200);
+    });
+  });
+}
+
+void Generation::client_left() {
+  if (closed_.exchange(true)) return;
+  log(499);
+  cancel_all();
+}
+
+void Generation::cancel_all() {
+  for (size_t i = 0; i < ids_.size(); ++i) {
+    if (!answers_[i].choice.finished()) context_.backend.cancel(ids_[i]);
+  }
+}
+
+void Generation::log(int status) const {
+  context_.metrics.replied(status);
+  const auto milliseconds = [&](Clock::time_point when) { return seconds(when - arrival_) * 1e3; };
+  std::string line =
+      fmt::format("request id={} client={} path={} status={} total_ms={:.1f}", request_id_, client_,
+                  chat_ ? "/v1/chat/completions" : "/v1/completions", status, milliseconds(Clock::now()));
+  if (planned_ && !answers_.empty()) {
+    const Usage total = usage();
+    const Answer& first = answers_.front();
+    line += fmt::format(" stream={} answers={} prompt_tokens={} cached_tokens={} completion_tokens={}",
+                        plan_.options.stream, answers_.size(), total.prompt_tokens, total.cached_tokens,
+                        total.completion_tokens);
+    if (first.first_token != Clock::time_point{})
+      line += fmt::format(" ttft_ms={:.1f}", milliseconds(first.first_token));
+    if (first.choice.finished()) line += fmt::format(" finish={}", first.choice.finish_reason());
+  }
+  log::info(line);
+}
+
+}  // namespace quire::api

@@ -1,0 +1,101 @@
+// One request for completions from its body to the end of its answer.
+//
+// begin() has the body planned on a text thread and the engine asked. From then on everything happens on the io thread:
+// updates come there from the engine's sinks, each goes through its Choice, and out as an event or, at the end, as one
+// body. If the client leaves, or an answer ends at a stop string, the engine's requests are cancelled. The sinks keep
+// the Generation alive until the engine is done with it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/backend.h"
+#include "api/choice.h"
+#include "api/http.h"
+#include "api/metrics.h"
+#include "api/plan.h"
+#include "api/reply.h"
+#include "api/worker_pool.h"
+
+namespace quire::api {
+
+// What all requests of a Service share. Outlives them.
+struct GenerationContext {
+  const ServiceOptions& options;
+  const Backend& backend;
+  Metrics& metrics;
+  WorkerPool& pool;
+  std::string fingerprint;
+};
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(GenerationContext& context, std::shared_ptr<Exchange> exchange, std::string request_id, bool chat);
+
+  // Called once, on the io thread.
+  void begin(HttpRequest request);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // One answer: its Choice, and what is kept of it for a body or for the next chunk.
+  struct Answer {
+    Choice choice;
+    std::string text = {};
+    std::vector<TokenId> tokens = {};
+    std::vector<PositionLogprobs> logprobs = {};
+    std::vector<PositionLogprobs> prompt_logprobs = {};
+    size_t text_offset = 0;
+    bool started = false;
+    int cached_tokens = 0;
+    Clock::time_point first_token = {};
+    Clock::time_point last_token = {};
+  };
+
+  void on_text_thread(std::function<void()> work);
+  void plan(const std::string& body, uint64_t random_seed);
+  void submit();
+  void submitted(std::vector<uint64_t> ids);
+  void fail(const Error& error);
+  void on_update(size_t index, Update update);
+  void time_tokens(Answer& answer);
+  void stream(size_t index, const Choice::Delta& delta);
+  void keep(Answer& answer, Choice::Delta delta);
+  void answer_ended(size_t index, const std::optional<Error>& error);
+  void start_stream();
+  void end_stream();
+  void send_body();
+  void client_left();
+  void cancel_all();
+  void log(int status) const;
+
+  std::string echo_text(size_t answer) const;
+  AnswerPiece piece_of(size_t index) const;
+  Usage usage() const;
+  Headers headers() const;
+
+  GenerationContext& context_;
+  const std::shared_ptr<Exchange> exchange_;
+  const std::string request_id_;
+  const bool chat_;
+  const Clock::time_point arrival_ = Clock::now();
+  std::string client_;
+  std::atomic<bool> closed_ = false;  // the client has its answer or has left: nothing more is sent
+
+  // Made on the text thread, then the io thread's.
+  Plan plan_;
+  ReplyHead head_;
+  std::vector<Answer> answers_;
+
+  bool planned_ = false;       // the three above are the io thread's
+  std::vector<uint64_t> ids_;  // of the engine's requests, once known
+  bool stream_started_ = false;
+  size_t ended_ = 0;
+};
+
+}  // namespace quire::api

@@ -1,0 +1,216 @@
+#include "api/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "api/json_writer.h"
+#include "base/utf8.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace quire::api {
+namespace {
+
+// Bytes of text that one token stands for at the very most.
+constexpr size_t kLongestPiece = 256;
+// Bytes that are tokenised in any case, so that an error can say how many tokens they are.
+constexpr size_t kQuicklyDone = 1 << 20;
+
+ParseLimits limits_of(const Backend& backend, const ServiceOptions& service) {
+  return {.vocab_size = backend.info->vocab_size,
+          .max_model_len = backend.info->max_model_len,
+          .max_choices = service.max_choices};
+}
+
+std::unexpected<Error> invalid(std::string message, std::string param) {
+  return fail(ErrorKind::kInvalidRequest, std::move(message), std::move(param));
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r\n\f\v";
+  const size_t begin = text.find_first_not_of(kBlanks);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
+}
+
+// What the template gets: the options by their names, and the caller's own beside them.
+std::string template_options(const ChatPrompt& chat) {
+  std::string text;
+  JsonWriter json(text);
+  json.begin_object();
+  json.key("add_generation_prompt").value(chat.add_generation_prompt);
+  if (!chat.tools.empty()) json.key("tools").raw(chat.tools);
+  if (!chat.documents.empty()) json.key("documents").raw(chat.documents);
+  if (chat.kwargs.size() > 2) json.raw(std::string_view(chat.kwargs).substr(1, chat.kwargs.size() - 2));
+  json.end_object();
+  return text;
+}
+
+// Cuts the rendered chat behind its last message, so that the model goes on with it.
+Result<std::string> without_end(std::string rendered, std::string_view final_content) {
+  const std::string_view content = trimmed(final_content);
+  const size_t at = rendered.rfind(content);
+  if (content.empty() || at == std::string::npos) {
+    return invalid("continue_final_message: the chat template does not show the last message's content as it is",
+                   "continue_final_message");
+  }
+  size_t end = at + content.size();
+  // Blanks behind the content stay if the template kept them.
+  const std::string_view tail = final_content.substr(final_content.find(content) + content.size());
+  if (std::string_view(rendered).substr(end).starts_with(tail)) end += tail.size();
+  rendered.resize(end);
+  return rendered;
+}
+
+// Text so long that it cannot fit, whatever its tokens, is refused before it costs any work.
+Result<void> check_size(std::string_view text, const GenerationOptions& options, const Backend& backend) {
+  if (backend.tokenizer == nullptr || options.truncate_prompt_tokens) return {};
+  const size_t most = std::max(kQuicklyDone, static_cast<size_t>(backend.info->max_model_len) * kLongestPiece);
+  if (text.size() <= most) return {};
+  return invalid(fmt::format("the prompt has {} bytes, far more than the {} tokens of the model's length can hold",
+                             text.size(), backend.info->max_model_len),
+                 "prompt");
+}
+
+Result<std::vector<TokenId>> tokenize_prompt(const Prompt& prompt, bool add_special, const GenerationOptions& options,
+                                             const Backend& backend) {
+  if (const auto* ids = std::get_if<std::vector<TokenId>>(&prompt)) return *ids;
+  const std::string& text = std::get<std::string>(prompt);
+  if (auto fits = check_size(text, options, backend); !fits) return std::unexpected(fits.error());
+  return tokenize_text(text, add_special, backend);
+}
+
+void truncate(std::vector<TokenId>& prompt, const GenerationOptions& options, int64_t max_model_len) {
+  if (!options.truncate_prompt_tokens) return;
+  const int64_t keep = *options.truncate_prompt_tokens < 0 ? max_model_len - 1 : *options.truncate_prompt_tokens;
+  const auto size = static_cast<int64_t>(prompt.size());
+  if (size > keep) prompt.erase(prompt.begin(), prompt.begin() + (size - keep));
+}
+
+// Settles max_tokens for a prompt of this length.
+Result<void> check_length(const std::vector<TokenId>& prompt, const Plan& plan, const Backend& backend) {
+  const char* param = plan.chat ? "messages" : "prompt";
+  const int64_t most = backend.info->max_model_len;
+  const auto size = static_cast<int64_t>(prompt.size());
+  if (size == 0) return invalid("the prompt has no tokens", param);
+  if (size >= most) {
+    return invalid(
+        fmt::format("the prompt has {} tokens, but the model's length is {} tokens, prompt and answer together", size,
+                    most),
+        param);
+  }
+  const int64_t wanted = plan.options.max_tokens.value_or(0);
+  if (size + wanted > most) {
+    return invalid(
+        fmt::format("max_tokens is {}, but with a prompt of {} tokens only {} more fit the model's length of {}",
+                    wanted, size, most - size, most),
+        "max_tokens");
+  }
+  return {};
+}
+
+// What both endpoints do once their prompts are tokens.
+Result<Plan> finish_plan(Plan plan, const Backend& backend, const ServiceOptions& service, uint64_t random_seed) {
+  size_t total = 0;
+  for (std::vector<TokenId>& prompt : plan.prompts) {
+    truncate(prompt, plan.options, backend.info->max_model_len);
+    if (auto fits = check_length(prompt, plan, backend); !fits) return std::unexpected(fits.error());
+    total += prompt.size() * static_cast<size_t>(plan.options.n);
+  }
+  if (total > service.max_prompt_tokens) {
+    return invalid(fmt::format("one request may hold at most {} prompt tokens, times n; this one has {}",
+                               service.max_prompt_tokens, total),
+                   plan.chat ? "messages" : "prompt");
+  }
+  if (backend.tokenizer == nullptr && !plan.options.stop.empty()) {
+    return fail(ErrorKind::kUnsupported, "stop strings need a tokenizer, and this model has none: use stop_token_ids",
+                "stop");
+  }
+  plan.seed_chosen = !plan.options.seed && plan.options.sampling.temperature > 0;
+  plan.seed = plan.options.seed.value_or(plan.seed_chosen ? random_seed : 0);
+  plan.answer_wanted = plan.options.max_tokens != 0;
+  SamplingParams& sampling = plan.options.sampling;
+  if (plan.echo && sampling.logprobs && !sampling.prompt_logprobs) sampling.prompt_logprobs = sampling.logprobs;
+  return plan;
+}
+
+}  // namespace
+
+Request Plan::request(size_t answer) const {
+  const auto n = static_cast<size_t>(options.n);
+  Request request{.prompt = prompts[answer / n],
+                  .sampling = options.sampling,
+                  .priority = options.priority,
+                  .cache_salt = options.cache_salt};
+  request.sampling.seed = seed;
+  request.sampling.choice = static_cast<int>(answer % n);
+  const int fallback = chat ? INT32_MAX : kDefaultMaxTokens;
+  request.sampling.max_tokens = std::max(options.max_tokens.value_or(fallback), 1);
+  // All answers of a prompt share its log-probabilities: the first brings them.
+  if (answer % n != 0) request.sampling.prompt_logprobs.reset();
+  return request;
+}
+
+Result<void> check_model(const std::string& model, const ServiceOptions& service) {
+  const auto& names = service.served_model_names;
+  if (model.empty() || std::ranges::find(names, model) != names.end()) return {};
+  return fail(
+      ErrorKind::kNotFound,
+      fmt::format("the model {} does not exist here; this server has {}", in_quotes(model), in_quotes(names.front())),
+      "model");
+}
+
+Result<std::vector<TokenId>> tokenize_text(std::string_view text, bool add_special, const Backend& backend) {
+  if (backend.tokenizer == nullptr) {
+    return fail(ErrorKind::kUnsupported, "this model has no tokenizer: give the prompt as token ids", "prompt");
+  }
+  return backend.tokenizer->encode(text, {.add_special = add_special, .parse_special = true});
+}
+
+Result<std::vector<TokenId>> tokenize_chat(const ChatPrompt& chat, const Backend& backend) {
+  if (backend.tokenizer == nullptr || backend.chat_template == nullptr) {
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("this model has no {}: use /v1/completions",
+                            backend.tokenizer == nullptr ? "tokenizer" : "chat template"),
+                "messages");
+  }
+  auto rendered = backend.chat_template->render(chat.messages, template_options(chat));
+  if (!rendered) return fail(rendered.error().kind, rendered.error().message, "messages");
+  if (chat.continue_final_message) {
+    rendered = without_end(std::move(*rendered), chat.final_content);
+    if (!rendered) return std::unexpected(rendered.error());
+  }
+  return tokenize_text(*rendered, chat.add_special_tokens, backend);
+}
+
+Result<Plan> plan_completion(std::string_view body, const Backend& backend, const ServiceOptions& service,
+                             uint64_t random_seed) {
+  auto parsed = parse_completion(body, limits_of(backend, service));
+  if (!parsed) return std::unexpected(parsed.error());
+  CompletionRequest& request = parsed->request;
+  if (auto known = check_model(request.options.model, service); !known) return std::unexpected(known.error());
+  Plan plan{
+      .options = std::move(request.options), .echo = request.echo, .ignored_fields = std::move(parsed->ignored_fields)};
+  for (const Prompt& prompt : request.prompts) {
+    auto ids = tokenize_prompt(prompt, request.add_special_tokens, plan.options, backend);
+    if (!ids) return std::unexpected(ids.error());
+    plan.prompts.push_back(std::move(*ids));
+  }
+  return finish_plan(std::move(plan), backend, service, random_seed);
+}
+
+Result<Plan> plan_chat(std::string_view body, const Backend& backend, const ServiceOptions& service,
+                       uint64_t random_seed) {
+  auto parsed = parse_chat(body, limits_of(backend, service));
+  if (!parsed) return std::unexpected(parsed.error());
+  ChatRequest& request = parsed->request;
+  if (auto known = check_model(request.options.model, service); !known) return std::unexpected(known.error());
+  auto ids = tokenize_chat(request.prompt, backend);
+  if (!ids) return std::unexpected(ids.error());
+  Plan plan{.options = std::move(request.options), .chat = true, .ignored_fields = std::move(parsed->ignored_fields)};
+  plan.prompts.push_back(std::move(*ids));
+  return finish_plan(std::move(plan), backend, service, random_seed);
+}
+
+}  // namespace quire::api

@@ -1,0 +1,44 @@
+// From a body to what the engine is asked: parsing, the model's name, rendering, tokenising and the checks of length.
+//
+// Heavy for long prompts: it runs on a text thread. Pure but for the random seed that it is given.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "api/backend.h"
+#include "api/request.h"
+#include "api/service.h"
+
+namespace quire::api {
+
+// Requests of prompts.size() * n answers: answer i belongs to prompt i / n.
+struct Plan {
+  GenerationOptions options;
+  bool chat = false;
+  bool echo = false;
+  bool answer_wanted = true;  // false: an echo of the prompt alone, for which the engine still makes one token
+  std::vector<std::vector<TokenId>> prompts = {};
+  uint64_t seed = 0;
+  bool seed_chosen = false;  // by us, for a request that samples: the client is told
+  std::vector<std::string> ignored_fields = {};
+
+  size_t answers() const { return prompts.size() * static_cast<size_t>(options.n); }
+  // The engine's request of answer i.
+  Request request(size_t answer) const;
+};
+
+Result<Plan> plan_completion(std::string_view body, const Backend& backend, const ServiceOptions& service,
+                             uint64_t random_seed);
+Result<Plan> plan_chat(std::string_view body, const Backend& backend, const ServiceOptions& service,
+                       uint64_t random_seed);
+
+// kNotFound unless `model` is empty or a served name.
+Result<void> check_model(const std::string& model, const ServiceOptions& service);
+// The ids of a chat as its template renders it.
+Result<std::vector<TokenId>> tokenize_chat(const ChatPrompt& chat, const Backend& backend);
+Result<std::vector<TokenId>> tokenize_text(std::string_view text, bool add_special, const Backend& backend);
+
+}  // namespace quire::api

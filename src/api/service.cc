@@ -1,0 +1,323 @@
+#include "api/service.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <ctime>
+#include <optional>
+#include <random>
+#include <span>
+#include <utility>
+
+#include "api/error_reply.h"
+#include "api/generation.h"
+#include "api/json_writer.h"
+#include "api/page.h"
+#include "api/request.h"
+#include "base/log.h"
+#include "base/sha256.h"
+#include "base/utf8.h"
+
+namespace quire::api {
+namespace {
+
+constexpr std::string_view kVersion = QUIRE_VERSION;
+
+Sha256Digest digest_of(std::string_view text) { return sha256(std::as_bytes(std::span(text.data(), text.size()))); }
+
+std::string hex(std::span<const std::byte> bytes) {
+  std::string out;
+  for (const std::byte byte : bytes) out += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+  return out;
+}
+
+// Digests are compared in full, each of them, so that time tells nothing about how much of a key was right.
+bool any_equal(const std::vector<Sha256Digest>& keys, const Sha256Digest& given) {
+  bool any = false;
+  for (const Sha256Digest& key : keys) {
+    std::byte difference{0};
+    for (size_t i = 0; i < key.size(); ++i) difference |= key[i] ^ given[i];
+    any |= difference == std::byte{0};
+  }
+  return any;
+}
+
+bool is_visible_ascii(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; });
+}
+
+enum class Route {
+  kPage,
+  kHealth,
+  kReady,
+  kVersion,
+  kMetrics,
+  kModels,
+  kModel,
+  kCompletions,
+  kChat,
+  kTokenize,
+  kDetokenize
+};
+
+struct RouteEntry {
+  std::string_view path;
+  std::string_view method;
+  Route route;
+};
+
+constexpr std::string_view kModelPrefix = "/v1/models/";
+constexpr std::array kRoutes = {
+    RouteEntry{"/health", "GET", Route::kHealth},
+    RouteEntry{"/ready", "GET", Route::kReady},
+    RouteEntry{"/version", "GET", Route::kVersion},
+    RouteEntry{"/metrics", "GET", Route::kMetrics},
+    RouteEntry{"/v1/models", "GET", Route::kModels},
+    RouteEntry{"/v1/completions", "POST", Route::kCompletions},
+    RouteEntry{"/v1/chat/completions", "POST", Route::kChat},
+    RouteEntry{"/tokenize", "POST", Route::kTokenize},
+    RouteEntry{"/detokenize", "POST", Route::kDetokenize},
+};
+
+std::optional<RouteEntry> find_route(std::string_view path) {
+  for (const RouteEntry& entry : kRoutes) {
+    if (entry.path == path) return entry;
+  }
+  if (path.starts_with(kModelPrefix)) return RouteEntry{path, "GET", Route::kModel};
+  if (find_page_file(path)) return RouteEntry{path, "GET", Route::kPage};
+  return std::nullopt;
+}
+
+// A page of another site may post plain text to a server on this machine, but not JSON without asking first.
+bool is_json(std::string_view content_type) {
+  const std::string_view type = content_type.substr(0, content_type.find(';'));
+  return type.substr(0, type.find_last_not_of(' ') + 1) == "application/json";
+}
+
+}  // namespace
+
+uint64_t random_64_bits() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+class Service::Impl {
+ public:
+  explicit Impl(ServiceOptions options) : options_(std::move(options)), pool_(options_.text_threads) {
+    for (const std::string& key : options_.api_keys) key_digests_.push_back(digest_of(key));
+  }
+
+  void open(Backend backend) {
+    backend_ = std::move(backend);
+    metrics_.emplace(backend_.info->max_model_len);
+    const std::string digests = backend_.info->fingerprint + "/" + backend_.text_digest;
+    context_.emplace(
+        GenerationContext{options_, backend_, *metrics_, pool_, "quire-" + hex(digest_of(digests)).substr(0, 32)});
+    open_.store(true, std::memory_order_release);
+  }
+  void close() { pool_.stop(); }
+
+  std::optional<HttpResponse> admit(const HttpRequest& head);
+  void handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange);
+
+ private:
+  bool is_open() const { return open_.load(std::memory_order_acquire); }
+  std::string request_id(const HttpRequest& request) const;
+  std::optional<HttpResponse> check_key(const HttpRequest& head) const;
+  HttpResponse answer(const RouteEntry& entry, const HttpRequest& request);
+  HttpResponse models() const;
+  HttpResponse model(std::string_view name) const;
+  void write_model(JsonWriter& json, const std::string& name) const;
+  HttpResponse tokenize(const std::string& body) const;
+  HttpResponse detokenize(const std::string& body) const;
+  void answer_on_text_thread(Route route, HttpRequest request, const std::shared_ptr<Exchange>& exchange);
+
+  const ServiceOptions options_;
+  std::vector<Sha256Digest> key_digests_;
+  const int64_t created_ = static_cast<int64_t>(std::time(nullptr));
+  // Set by open() before open_ is true, then read only.
+  Backend backend_;
+  std::optional<Metrics> metrics_;
+  std::optional<GenerationContext> context_;
+  std::atomic<bool> open_ = false;
+  WorkerPool pool_;  // last, so that its threads end before what they use
+};
+
+std::optional<HttpResponse> Service::Impl::admit(const HttpRequest& head) {
+  const auto entry = find_route(head.path);
+  if (!entry) {
+    return error_response(
+        {.status = 404, .message = fmt::format("there is no {} here", in_quotes(head.path)), .code = "not_found"});
+  }
+  const bool reads = head.method == "GET" || head.method == "HEAD";
+  if (entry->method == "GET" ? !reads : head.method != entry->method) {
+    HttpResponse response = error_response({.status = 405,
+                                            .message = fmt::format("{} takes {} only", entry->path, entry->method),
+                                            .code = "method_not_allowed"});
+    response.headers.emplace_back("Allow", entry->method);
+    return response;
+  }
+  const bool for_all = entry->route == Route::kPage || entry->route == Route::kHealth ||
+                       entry->route == Route::kReady || entry->route == Route::kVersion ||
+                       entry->route == Route::kMetrics;
+  if (!for_all) {
+    if (auto refusal = check_key(head)) return refusal;
+  }
+  if (!is_open() && entry->route != Route::kPage && entry->route != Route::kVersion) {
+    return error_response({.status = 503, .message = "the model is being loaded", .code = "loading"});
+  }
+  if (entry->method == "POST" && !is_json(head.header("content-type"))) {
+    return error_response({.status = 415,
+                           .message = "the Content-Type of a request must be application/json",
+                           .code = "unsupported_media_type"});
+  }
+  return std::nullopt;
+}
+
+std::optional<HttpResponse> Service::Impl::check_key(const HttpRequest& head) const {
+  if (key_digests_.empty()) return std::nullopt;
+  constexpr std::string_view kBearer = "Bearer ";
+  std::string_view given = head.header("authorization");
+  if (given.starts_with(kBearer)) {
+    given.remove_prefix(kBearer.size());
+    if (any_equal(key_digests_, digest_of(given))) return std::nullopt;
+  }
+  return error_response({.status = 401,
+                         .message = "this server asks for an API key, as \"Authorization: Bearer KEY\"",
+                         .code = "invalid_api_key"});
+}
+
+std::string Service::Impl::request_id(const HttpRequest& request) const {
+  constexpr size_t kLongest = 128;
+  const std::string_view given = request.header("x-request-id");
+  if (!given.empty() && given.size() <= kLongest && is_visible_ascii(given)) return std::string(given);
+  return fmt::format("{:016x}{:016x}", options_.random(), options_.random());
+}
+
+void Service::Impl::handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange) {
+  const auto entry = find_route(request.path);
+  switch (entry->route) {
+    case Route::kCompletions:
+    case Route::kChat: {
+      const auto generation =
+          std::make_shared<Generation>(*context_, exchange, request_id(request), entry->route == Route::kChat);
+      return generation->begin(std::move(request));
+    }
+    case Route::kTokenize:
+    case Route::kDetokenize:
+      return answer_on_text_thread(entry->route, std::move(request), exchange);
+    default:
+      return exchange->respond(answer(*entry, request));
+  }
+}
+
+HttpResponse Service::Impl::answer(const RouteEntry& entry, const HttpRequest& request) {
+  switch (entry.route) {
+    case Route::kPage:
+      return *find_page_file(request.path);
+    case Route::kMetrics:
+      return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
+              .body = metrics_->text(options_.served_model_names.front(), *backend_.info, backend_.stats())};
+    case Route::kVersion:
+      return {.body = fmt::format("{{\"version\":\"{}\"}}", kVersion)};
+    case Route::kModels:
+      return models();
+    case Route::kModel:
+      return model(std::string_view(request.path).substr(kModelPrefix.size()));
+    default:
+      return {.body = "{\"status\":\"ok\"}"};
+  }
+}
+
+void Service::Impl::write_model(JsonWriter& json, const std::string& name) const {
+  json.begin_object().key("id").value(name).key("object").value("model").key("created").value(created_);
+  json.key("owned_by").value("quire").key("root").value(options_.served_model_names.front()).key("parent").null();
+  json.key("max_model_len").value(backend_.info->max_model_len).end_object();
+}
+
+HttpResponse Service::Impl::models() const {
+  HttpResponse response;
+  JsonWriter json(response.body);
+  json.begin_object().key("object").value("list").key("data").begin_array();
+  for (const std::string& name : options_.served_model_names) write_model(json, name);
+  json.end_array().end_object();
+  return response;
+}
+
+HttpResponse Service::Impl::model(std::string_view name) const {
+  if (auto known = check_model(std::string(name), options_); !known) return error_response(api_error(known.error()));
+  HttpResponse response;
+  JsonWriter json(response.body);
+  write_model(json, std::string(name));
+  return response;
+}
+
+void Service::Impl::answer_on_text_thread(Route route, HttpRequest request, const std::shared_ptr<Exchange>& exchange) {
+  pool_.submit([this, route, body = std::move(request.body), exchange] {
+    HttpResponse response;
+    try {
+      response = route == Route::kTokenize ? tokenize(body) : detokenize(body);
+    } catch (const std::exception& failure) {
+      response = error_response({.status = 500, .message = failure.what()});
+    }
+    exchange->post([exchange, response = std::move(response)]() mutable { exchange->respond(std::move(response)); });
+  });
+}
+
+HttpResponse Service::Impl::tokenize(const std::string& body) const {
+  const auto parsed = parse_tokenize(body);
+  if (!parsed) return error_response(api_error(parsed.error()));
+  const TokenizeRequest& request = parsed->request;
+  if (auto known = check_model(request.model, options_); !known) return error_response(api_error(known.error()));
+  const auto ids = request.chat ? tokenize_chat(*request.chat, backend_)
+                                : tokenize_text(*request.text, request.add_special_tokens, backend_);
+  if (!ids) return error_response(api_error(ids.error()));
+  HttpResponse response;
+  JsonWriter json(response.body);
+  json.begin_object().key("count").value(ids->size()).key("max_model_len").value(backend_.info->max_model_len);
+  json.key("tokens").begin_array();
+  for (const TokenId id : *ids) json.value(id);
+  json.end_array().key("token_strs");
+  if (request.return_token_strs) {
+    json.begin_array();
+    for (const TokenId id : *ids) json.value(backend_.tokenizer->name(id));
+    json.end_array();
+  } else {
+    json.null();
+  }
+  json.end_object();
+  return response;
+}
+
+HttpResponse Service::Impl::detokenize(const std::string& body) const {
+  const auto parsed = parse_detokenize(body, {.vocab_size = backend_.info->vocab_size});
+  if (!parsed) return error_response(api_error(parsed.error()));
+  if (auto known = check_model(parsed->request.model, options_); !known)
+    return error_response(api_error(known.error()));
+  if (backend_.tokenizer == nullptr) {
+    return error_response({.status = 400, .message = "this model has no tokenizer", .code = "unsupported"});
+  }
+  const auto text = backend_.tokenizer->decode(parsed->request.tokens, false);
+  if (!text) return error_response(api_error(text.error()));
+  HttpResponse response;
+  JsonWriter json(response.body);
+  json.begin_object().key("prompt").value(*text).end_object();
+  return response;
+}
+
+Service::Service(ServiceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Service::~Service() = default;
+
+void Service::open(Backend backend) { impl_->open(std::move(backend)); }
+void Service::close() { impl_->close(); }
+
+Handler Service::handler() {
+  return {.admit = [impl = impl_.get()](const HttpRequest& head) { return impl->admit(head); },
+          .handle = [impl = impl_.get()](
+                        HttpRequest request,
+                        std::shared_ptr<Exchange> exchange) { impl->handle(std::move(request), exchange); }};
+}
+
+}  // namespace quire::api
