@@ -116,9 +116,10 @@ void quire_text_tokenizer_vocab(const quire_text_tokenizer* tokenizer, quire_tex
 // The id of the token with this name, or -1.
 int64_t quire_text_tokenizer_find(const quire_text_tokenizer* tokenizer, quire_text_str name);
 
-// `special_tokens` is a JSON object of names such as bos_token and their texts.
-int32_t quire_text_template_compile(quire_text_str source, quire_text_str special_tokens, quire_text_template** out,
-                                    quire_text_bytes* error);
+// `tool_use` takes the place of `source` when there are tools; empty if there is none. `special_tokens` is a JSON
+// object of names such as bos_token and their texts.
+int32_t quire_text_template_compile(quire_text_str source, quire_text_str tool_use, quire_text_str special_tokens,
+                                    quire_text_template** out, quire_text_bytes* error);
 void quire_text_template_free(quire_text_template* chat_template);
 // `messages` is a JSON list and `options` a JSON object.
 int32_t quire_text_template_render(const quire_text_template* chat_template, quire_text_str messages,
@@ -127,9 +128,6 @@ int32_t quire_text_template_render(const quire_text_template* chat_template, qui
 
 void quire_text_free_bytes(quire_text_bytes bytes);
 void quire_text_free_ids(quire_text_ids ids);
-
-// Panics on purpose: the test that no panic crosses the boundary.
-int32_t quire_text_panic(quire_text_bytes* error);
 
 #ifdef __cplusplus
 }

@@ -241,17 +241,19 @@ pub unsafe extern "C" fn quire_text_tokenizer_find(tokenizer: *const Tokenizer, 
 }
 
 /// # Safety
-/// `source` and `special_tokens` must be readable; `out` and `error` must be writable.
+/// `source`, `tool_use` and `special_tokens` must be readable; `out` and `error` must be writable.
 #[no_mangle]
 pub unsafe extern "C" fn quire_text_template_compile(
     source: Str,
+    tool_use: Str,
     special_tokens: Str,
     out: *mut *mut ChatTemplate,
     error: *mut Bytes,
 ) -> i32 {
     guard(error, || {
         let source = text(source, "the chat template")?;
-        let template = ChatTemplate::compile(source, text(special_tokens, "the special tokens")?)?;
+        let tool_use = text(tool_use, "the chat template for tool use")?;
+        let template = ChatTemplate::compile(source, tool_use, text(special_tokens, "the special tokens")?)?;
         *out = Box::into_raw(Box::new(template));
         Ok(())
     })
@@ -302,9 +304,40 @@ pub unsafe extern "C" fn quire_text_free_ids(ids: Ids) {
     }
 }
 
-/// # Safety
-/// `error` must be writable.
-#[no_mangle]
-pub unsafe extern "C" fn quire_text_panic(error: *mut Bytes) -> i32 {
-    guard(error, || panic!("on purpose"))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(work: impl FnOnce() -> Result<()>) -> (i32, String) {
+        let mut error = Bytes { data: std::ptr::null_mut(), size: 0 };
+        unsafe {
+            let status = guard(&mut error, work);
+            let message = String::from_utf8_lossy(slice(error.data, error.size)).into_owned();
+            quire_text_free_bytes(error);
+            (status, message)
+        }
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status() {
+        let (status, message) = run(|| panic!("on {}", "purpose"));
+        assert_eq!(status, Status::Internal as i32);
+        assert!(message.contains("on purpose"), "{message}");
+        let none: Option<u8> = None;
+        assert_eq!(run(|| none.map(|_| ()).ok_or_else(|| unreachable!("nothing there"))).0, Status::Internal as i32);
+    }
+
+    #[test]
+    fn an_error_keeps_its_status_and_message() {
+        assert_eq!(run(|| Err(Error::corrupt("broken"))), (Status::CorruptFile as i32, "broken".to_owned()));
+        assert_eq!(run(|| Ok(())), (Status::Ok as i32, String::new()));
+    }
+
+    #[test]
+    fn text_must_be_utf8() {
+        let bad = b"ab\xff";
+        let error = unsafe { text(Str { data: bad.as_ptr(), size: bad.len() }, "it") }.unwrap_err();
+        assert_eq!(error.message, "it is not valid UTF-8 (at byte 2)");
+        assert_eq!(unsafe { text(Str { data: std::ptr::null(), size: 0 }, "it") }.unwrap(), "");
+    }
 }

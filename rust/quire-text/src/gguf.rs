@@ -7,7 +7,9 @@ use crate::error::{Error, Result};
 use crate::merge::{MergeRule, Merger, Symbol, NO_ID};
 use crate::pretokenize::PreTokenizer;
 use crate::specials::{Fragment, SpecialMatcher};
-use crate::vocab::{byte_level_bytes, char_of_byte, fallback_byte, LeadingSpace, NameIndex, StringTable, Vocab, SPECIAL};
+use crate::vocab::{
+    byte_level_bytes, char_of_byte, fallback_byte, LeadingSpace, NameIndex, StringTable, Vocab, SPECIAL,
+};
 use ahash::AHashMap;
 
 /// The metadata, as the file has it. `None` means that the key is absent.
@@ -43,14 +45,38 @@ enum Kind {
 /// Tokens that end a turn or a text in the models of the field. Some files type them as ordinary text; they are control
 /// tokens all the same.
 const END_TOKENS: &[&str] = &[
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>",
-    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>",
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
     "<｜end▁of▁sentence｜>",
 ];
 
 enum Rules {
-    ByteLevel { pre: PreTokenizer, byte_ids: Box<[u32; 256]>, merges: AHashMap<u64, (u32, u32)>, whole: AHashMap<Box<[u8]>, u32> },
-    SentencePiece { rank: Vec<u32>, longest: usize, byte_ids: Box<[u32; 256]>, add_space_prefix: bool },
+    ByteLevel {
+        pre: PreTokenizer,
+        byte_ids: Box<[u32; 256]>,
+        merges: AHashMap<u64, (u32, u32)>,
+        whole: AHashMap<Box<[u8]>, u32>,
+    },
+    SentencePiece {
+        rank: Vec<u32>,
+        longest: usize,
+        byte_ids: Box<[u32; 256]>,
+        add_space_prefix: bool,
+    },
 }
 
 pub struct GgufTokenizer {
@@ -170,10 +196,11 @@ impl GgufTokenizer {
                 ids.push(id);
                 continue;
             }
-            let symbols = piece
-                .bytes()
-                .enumerate()
-                .map(|(i, byte)| Symbol { start: i as u32, len: 1, id: byte_ids[byte as usize] });
+            let symbols = piece.bytes().enumerate().map(|(i, byte)| Symbol {
+                start: i as u32,
+                len: 1,
+                id: byte_ids[byte as usize],
+            });
             let mut missing = None;
             merger.run(&ByRank { merges }, symbols, |symbol| match symbol.id {
                 NO_ID => missing = Some(piece.as_bytes()[symbol.start as usize]),
@@ -219,7 +246,9 @@ impl GgufTokenizer {
 
     /// The id of a token that text may turn into.
     fn ordinary_id(&self, name: &[u8]) -> Option<u32> {
-        self.vocab.token_id(name).filter(|&id| !matches!(self.kinds[id as usize], Kind::Control | Kind::Unknown | Kind::Byte))
+        self.vocab
+            .token_id(name)
+            .filter(|&id| !matches!(self.kinds[id as usize], Kind::Control | Kind::Unknown | Kind::Byte))
     }
 }
 
@@ -309,7 +338,9 @@ fn pieces_of<'a>(kinds: &[Kind], byte_level: bool, text: impl Fn(u32) -> &'a str
             Kind::Control | Kind::Unknown | Kind::UserDefined => pieces.push(name.as_bytes())?,
             Kind::Byte => {
                 let byte = fallback_byte(name).ok_or_else(|| {
-                    Error::corrupt(format!("tokenizer.ggml.tokens[{id}] '{name}' is a byte token, but not of the form <0xE2>"))
+                    Error::corrupt(format!(
+                        "tokenizer.ggml.tokens[{id}] '{name}' is a byte token, but not of the form <0xE2>"
+                    ))
                 })?;
                 pieces.push(&[byte])?;
             }
@@ -394,7 +425,10 @@ fn merge_ids(vocab: &Vocab, merge: &[u8]) -> Option<(u32, u32, u32)> {
 fn sentence_piece_rules(meta: &GgufMetadata, vocab: &Vocab, kinds: &[Kind], add_space_prefix: bool) -> Result<Rules> {
     let count = vocab.names.len();
     if meta.scores.len() != count {
-        return Err(Error::corrupt(format!("tokenizer.ggml.scores has {} entries for {count} tokens", meta.scores.len())));
+        return Err(Error::corrupt(format!(
+            "tokenizer.ggml.scores has {} entries for {count} tokens",
+            meta.scores.len()
+        )));
     }
     if let Some(id) = meta.scores.iter().position(|s| s.is_nan()) {
         return Err(Error::corrupt(format!("tokenizer.ggml.scores[{id}] is not a number")));

@@ -52,7 +52,8 @@ impl Model for SharedModel {
     }
 }
 
-type Pipeline = TokenizerImpl<SharedModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+type Pipeline =
+    TokenizerImpl<SharedModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 pub struct HubTokenizer {
     pub vocab: Vocab,
@@ -116,7 +117,13 @@ fn read_vocab(pipeline: &Pipeline) -> Result<Vocab> {
         let special = added.get(&(id as u32)).is_some_and(|token| token.special);
         vocab.names.push(name.unwrap_or("").as_bytes())?;
         vocab.pieces.push(&name.map_or_else(Vec::new, |name| decoder.piece(name)))?;
-        vocab.flags.push(if name.is_none() { HOLE } else if special { SPECIAL } else { 0 });
+        vocab.flags.push(if name.is_none() {
+            HOLE
+        } else if special {
+            SPECIAL
+        } else {
+            0
+        });
         if name.is_some() {
             vocab.index.insert(&vocab.names, id as u32);
         }
@@ -140,7 +147,8 @@ struct PieceDecoder {
 impl PieceDecoder {
     fn new(decoder: Option<&DecoderWrapper>) -> Result<Self> {
         let decoder = decoder.ok_or_else(|| Error::unsupported("tokenizer.json has no decoder"))?;
-        let json = serde_json::to_value(decoder).map_err(|e| Error::corrupt(format!("tokenizer.json: decoder: {e}")))?;
+        let json =
+            serde_json::to_value(decoder).map_err(|e| Error::corrupt(format!("tokenizer.json: decoder: {e}")))?;
         let mut this = PieceDecoder { steps: Vec::new(), leading_space: LeadingSpace::Keep };
         let mut fused = false;
         let single = [json.clone()];

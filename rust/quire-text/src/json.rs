@@ -142,7 +142,11 @@ fn python_float(x: f64) -> String {
         return format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs());
     }
     let plain = x.to_string();
-    if plain.contains('.') { plain } else { plain + ".0" }
+    if plain.contains('.') {
+        plain
+    } else {
+        plain + ".0"
+    }
 }
 
 fn write_string(out: &mut String, text: &str, ensure_ascii: bool) {
@@ -174,8 +178,16 @@ mod tests {
     #[test]
     fn floats_print_like_python() {
         for (x, want) in [
-            (1.0, "1.0"), (0.1, "0.1"), (1e15, "1000000000000000.0"), (1e16, "1e+16"), (1.5e300, "1.5e+300"),
-            (0.0001, "0.0001"), (0.00001, "1e-05"), (-2.5, "-2.5"), (0.0, "0.0"), (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (0.1, "0.1"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1.5e300, "1.5e+300"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (-2.5, "-2.5"),
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
         ] {
             assert_eq!(python_float(x), want);
         }

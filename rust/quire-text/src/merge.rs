@@ -41,12 +41,7 @@ pub struct Merger {
 
 impl Merger {
     /// Joins `symbols`, which must be neighbours in text order, and hands the results to `emit` in order.
-    pub fn run<R: MergeRule>(
-        &mut self,
-        rule: &R,
-        symbols: impl Iterator<Item = Symbol>,
-        mut emit: impl FnMut(Symbol),
-    ) {
+    pub fn run<R: MergeRule>(&mut self, rule: &R, symbols: impl Iterator<Item = Symbol>, mut emit: impl FnMut(Symbol)) {
         self.nodes.clear();
         self.queue.clear();
         for symbol in symbols {

@@ -36,12 +36,10 @@ const DIGIT: Rule = plain(r"\p{N}");
 const UP_TO_3_DIGITS: Rule = plain(r"\p{N}{1,3}");
 const CJK: Rule = plain("[一-龥\u{3040}-ゟ゠-ヿ]+");
 const GPT2: Rule = words(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+");
-const LLAMA3: Rule = lines(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+",
-);
-const QWEN2: Rule = lines(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+",
-);
+const LLAMA3: Rule =
+    lines(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+");
+const QWEN2: Rule =
+    lines(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+");
 const QWEN35: Rule = lines(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+",
 );
@@ -60,15 +58,12 @@ const TEKKEN: Rule = lines(concat!(
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+"
 ));
 // `\s*[\r\n]` takes one line end only, so a run that ends a line is whole as well.
-const BAILING: Rule = lines(
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+",
-);
-const SEED_CODER: Rule = lines(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+",
-);
-const MINICPM5: Rule = lines(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+",
-);
+const BAILING: Rule =
+    lines(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+");
+const SEED_CODER: Rule =
+    lines(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+");
+const MINICPM5: Rule =
+    lines(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+");
 
 struct Entry {
     names: &'static [&'static str],
@@ -84,19 +79,25 @@ const fn entry(names: &'static [&'static str], rules: &'static [Rule]) -> Entry 
 }
 
 static TABLE: &[Entry] = &[
-    entry(
-        &["default"],
-        &[
-            plain(r"[\p{P}\$\+<=>\^~\|]+"),
-            GPT2,
-            plain(r"\p{N}+"),
-            plain(r"[0-9][0-9][0-9]"),
-        ],
-    ),
+    entry(&["default"], &[plain(r"[\p{P}\$\+<=>\^~\|]+"), GPT2, plain(r"\p{N}+"), plain(r"[0-9][0-9][0-9]")]),
     entry(
         &[
-            "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "a.x-4.0",
-            "mellum", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "modern-bert",
+            "gpt-2",
+            "phi-2",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+            "exaone4",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "jina-es",
+            "jina-de",
+            "jina-v2-es",
+            "jina-v2-de",
+            "modern-bert",
         ],
         &[GPT2],
     ),
@@ -112,9 +113,7 @@ static TABLE: &[Entry] = &[
     },
     entry(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], &[LLAMA3]),
     entry(
-        &[
-            "qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2",
-        ],
+        &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"],
         &[QWEN2],
     ),
     entry(&["qwen35"], &[QWEN35]),

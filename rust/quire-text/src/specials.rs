@@ -121,7 +121,10 @@ mod tests {
     #[test]
     fn longest_wins_even_when_it_starts_later() {
         let m = matcher(&["abc", "bcde", "a"]);
-        assert_eq!(m.partition("xabcdey"), [Fragment::Text("x"), Fragment::Token(2), Fragment::Token(1), Fragment::Text("y")]);
+        assert_eq!(
+            m.partition("xabcdey"),
+            [Fragment::Text("x"), Fragment::Token(2), Fragment::Token(1), Fragment::Text("y")]
+        );
     }
 
     #[test]
@@ -146,10 +149,16 @@ mod tests {
             }
             let got: Vec<_> = matcher(&["aab", "", "", "abab", "b"]).partition(&text);
             assert_eq!(got, want, "{text}");
-            assert_eq!(m.partition(&text).iter().map(|f| match f {
-                Fragment::Text(t) => t.len(),
-                Fragment::Token(id) => tokens[*id as usize].len(),
-            }).sum::<usize>(), text.len());
+            assert_eq!(
+                m.partition(&text)
+                    .iter()
+                    .map(|f| match f {
+                        Fragment::Text(t) => t.len(),
+                        Fragment::Token(id) => tokens[*id as usize].len(),
+                    })
+                    .sum::<usize>(),
+                text.len()
+            );
         }
     }
 

@@ -16,7 +16,17 @@ pub struct LocalTime {
 }
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
@@ -29,7 +39,11 @@ impl LocalTime {
             && (0..24).contains(&self.hour)
             && (0..60).contains(&self.minute)
             && (0..=60).contains(&self.second);
-        if fine { Ok(()) } else { Err(Error::invalid(format!("{self:?} is no time"))) }
+        if fine {
+            Ok(())
+        } else {
+            Err(Error::invalid(format!("{self:?} is no time")))
+        }
     }
 
     fn is_leap(&self) -> bool {

@@ -6,18 +6,22 @@
 use crate::error::{Error, Result, Status};
 use crate::json;
 use crate::strftime::LocalTime;
-use minijinja::value::{Value, ValueKind};
-use minijinja::{Environment, ErrorKind};
+use minijinja::value::{from_args, Value, ValueKind};
+use minijinja::{Environment, ErrorKind, State};
 use std::collections::BTreeMap;
 
-/// One unit is one instruction or 64 bytes of new data. Templates of the field need about 10 a byte of messages.
-const BASE_FUEL: u64 = 2_000_000;
-const FUEL_PER_BYTE: u64 = 64;
+/// One unit is one instruction or 64 bytes of new data. Templates of the field need 1 to 3 a byte of messages; those that
+/// look back from each message over all before it need 160 a byte at 600 messages.
+const BASE_FUEL: u64 = 4_000_000;
+const FUEL_PER_BYTE: u64 = 1_000;
+const MAX_FUEL: u64 = 200_000_000;
 const MAX_SOURCE: usize = 4 << 20;
-const NAME: &str = "chat";
+const CHAT: &str = "chat";
+const TOOL_USE: &str = "tool use";
 
 pub struct ChatTemplate {
     env: Environment<'static>,
+    has_tool_use: bool,
     special_tokens: BTreeMap<String, Value>,
 }
 
@@ -33,20 +37,21 @@ impl std::fmt::Display for Raised {
 impl std::error::Error for Raised {}
 
 impl ChatTemplate {
+    /// `tool_use` is what some models use in place of `source` when a request has tools; empty if there is none.
     /// `special_tokens` is a JSON object of names such as bos_token and their texts.
-    pub fn compile(source: &str, special_tokens: &str) -> Result<Self> {
-        if source.len() > MAX_SOURCE {
-            return Err(Error::new(Status::TooLarge, format!("the chat template is longer than {MAX_SOURCE} bytes")));
-        }
+    pub fn compile(source: &str, tool_use: &str, special_tokens: &str) -> Result<Self> {
         let special_tokens = serde_json::from_str(special_tokens)
             .map_err(|e| Error::invalid(format!("special tokens must be a JSON object: {e}")))?;
 
         let mut env = environment();
         let syntax = minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         env.set_syntax(syntax.map_err(|e| Error::new(Status::Internal, e.to_string()))?);
-        env.add_template_owned(NAME, without_generation_tags(source))
-            .map_err(|e| Error::corrupt(format!("the chat template cannot be parsed: {}", describe(&e))))?;
-        Ok(ChatTemplate { env, special_tokens })
+        add_template(&mut env, CHAT, source)?;
+        let has_tool_use = !tool_use.is_empty();
+        if has_tool_use {
+            add_template(&mut env, TOOL_USE, tool_use)?;
+        }
+        Ok(ChatTemplate { env, has_tool_use, special_tokens })
     }
 
     /// `messages` is a JSON list, `options` a JSON object: add_generation_prompt, tools, documents, and any other name
@@ -64,20 +69,21 @@ impl ChatTemplate {
             return Err(Error::invalid("template options must not name 'messages'"));
         }
 
+        let with_tools = options_map.get("tools").is_some_and(|tools| !tools.is_none());
+        let name = if with_tools && self.has_tool_use { TOOL_USE } else { CHAT };
+
         let mut context = self.special_tokens.clone();
         context.insert("add_generation_prompt".into(), Value::from(false));
         context.insert("tools".into(), Value::from(()));
         context.insert("documents".into(), Value::from(()));
-        context.insert(
-            "strftime_now".into(),
-            Value::from_function(move |format: String| now.format(&format)),
-        );
+        context.insert("strftime_now".into(), Value::from_function(move |format: String| now.format(&format)));
         context.extend(options_map);
         context.insert("messages".into(), parsed);
 
         let mut env = self.env.clone();
-        env.set_fuel(Some(BASE_FUEL + FUEL_PER_BYTE * (messages.len() + options.len()) as u64));
-        let template = env.get_template(NAME).map_err(render_error)?;
+        let bytes = (messages.len() + options.len()) as u64;
+        env.set_fuel(Some(BASE_FUEL.saturating_add(FUEL_PER_BYTE.saturating_mul(bytes)).min(MAX_FUEL)));
+        let template = env.get_template(name).map_err(render_error)?;
         template.render(Value::from(context)).map_err(render_error)
     }
 }
@@ -85,12 +91,75 @@ impl ChatTemplate {
 fn environment() -> Environment<'static> {
     let mut env = Environment::new();
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_unknown_method_callback(python_method);
     env.add_filter("tojson", json::tojson);
+    // In Jinja everything with a length and items is a sequence.
+    env.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+    });
     env.add_function("raise_exception", |message: String| -> std::result::Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
     });
     env
+}
+
+/// Methods that minijinja-contrib lacks, then its own.
+fn python_method(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> std::result::Result<Value, minijinja::Error> {
+    let Some(text) = value.as_str() else {
+        return minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args);
+    };
+    match method {
+        "rsplit" => {
+            let (separator, limit): (Option<&str>, Option<i64>) = from_args(args)?;
+            Ok(rsplit(text, separator, limit).into_iter().map(Value::from).collect())
+        }
+        "removeprefix" => {
+            let (prefix,): (&str,) = from_args(args)?;
+            Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)))
+        }
+        "removesuffix" => {
+            let (suffix,): (&str,) = from_args(args)?;
+            Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)))
+        }
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+    }
+}
+
+fn rsplit(text: &str, separator: Option<&str>, limit: Option<i64>) -> Vec<String> {
+    let parts = limit.and_then(|n| usize::try_from(n).ok()).map_or(usize::MAX, |n| n.saturating_add(1));
+    let mut found: Vec<String> = match separator.filter(|s| !s.is_empty()) {
+        Some(separator) => text.rsplitn(parts, separator).map(str::to_owned).collect(),
+        None => {
+            let mut words = Vec::new();
+            let mut rest = text.trim_end();
+            while !rest.is_empty() {
+                let cut = if words.len() + 1 < parts { rest.rfind(char::is_whitespace) } else { None };
+                let Some(cut) = cut else {
+                    words.push(rest.to_owned());
+                    break;
+                };
+                let space = rest[cut..].chars().next().map_or(1, char::len_utf8);
+                words.push(rest[cut + space..].to_owned());
+                rest = rest[..cut].trim_end();
+            }
+            words
+        }
+    };
+    found.reverse();
+    found
+}
+
+fn add_template(env: &mut Environment<'static>, name: &'static str, source: &str) -> Result<()> {
+    if source.len() > MAX_SOURCE {
+        return Err(Error::new(Status::TooLarge, format!("the chat template is longer than {MAX_SOURCE} bytes")));
+    }
+    env.add_template_owned(name, without_generation_tags(source))
+        .map_err(|e| Error::corrupt(format!("the chat template cannot be parsed: {}", describe(&e))))
 }
 
 /// transformers marks the assistant's tokens with {% generation %} blocks, which print what they hold.
