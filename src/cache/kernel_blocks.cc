@@ -31,6 +31,17 @@ std::unexpected<Error> cannot_split(const LayerPlace& place, int64_t kernel_bloc
       "block_size");
 }
 
+void map_any(std::span<const int32_t> blocks, int32_t ratio, int32_t between, int32_t* page) {
+  for (const int32_t block : blocks) {
+    for (int32_t j = 0; j < ratio; ++j) *page++ = block * between + j;
+  }
+}
+
+template <int32_t kRatio>
+void map_with(std::span<const int32_t> blocks, int32_t between, int32_t* page) {
+  map_any(blocks, kRatio, between, page);
+}
+
 }  // namespace
 
 bool KernelBlockSizes::takes(int64_t tokens) const {
@@ -108,16 +119,20 @@ Result<KernelView> view_kernel_blocks(Layout layout, const LayerPlace& place, in
 }
 
 void map_kernel_blocks(std::span<const int32_t> blocks, const KernelView& view, std::span<int32_t> out) {
-  const auto r = static_cast<int32_t>(view.pages_per_block);
+  QUIRE_CHECK(out.size() == blocks.size() * static_cast<size_t>(view.pages_per_block));
   const auto between = static_cast<int32_t>(view.pages_between_blocks);
-  QUIRE_CHECK(out.size() == blocks.size() * static_cast<size_t>(r));
-  if (r == 1) {
-    std::ranges::copy(blocks, out.begin());
-    return;
-  }
-  int32_t* page = out.data();
-  for (const int32_t block : blocks) {
-    for (int32_t j = 0; j < r; ++j) *page++ = block * between + j;
+  switch (view.pages_per_block) {  // the usual ratios, unrolled: this runs over whole tables every step
+    case 1:
+      std::ranges::copy(blocks, out.begin());
+      return;
+    case 2:
+      map_with<2>(blocks, between, out.data());
+      return;
+    case 4:
+      map_with<4>(blocks, between, out.data());
+      return;
+    default:
+      map_any(blocks, static_cast<int32_t>(view.pages_per_block), between, out.data());
   }
 }
 
@@ -137,9 +152,16 @@ Result<MappedTable> MappedTable::create(int64_t max_rows, int64_t columns, const
 MappedTable::MappedTable(int64_t max_rows, int64_t columns, const KernelView& view)
     : columns_(columns), view_(view), pages_(static_cast<size_t>(max_rows * columns * view.pages_per_block)) {}
 
-void MappedTable::update(std::span<const int32_t> blocks) {
-  QUIRE_CHECK(std::ssize(blocks) % columns_ == 0 && std::ssize(blocks) / columns_ <= max_rows());
-  map_kernel_blocks(blocks, view_, std::span(pages_).first(blocks.size() * static_cast<size_t>(view_.pages_per_block)));
+void MappedTable::update(std::span<const int32_t> blocks, std::span<const int32_t> used) {
+  QUIRE_CHECK(std::ssize(blocks) == std::ssize(used) * columns_ && std::ssize(used) <= max_rows());
+  const auto columns = static_cast<size_t>(columns_);
+  const auto ratio = static_cast<size_t>(view_.pages_per_block);
+  for (size_t r = 0; r < used.size(); ++r) {
+    const auto count = static_cast<size_t>(used[r]);
+    QUIRE_CHECK(count <= columns);
+    map_kernel_blocks(blocks.subspan(r * columns, count), view_,
+                      std::span(pages_).subspan(r * columns * ratio, count * ratio));
+  }
 }
 
 std::span<const int32_t> MappedTable::row(int64_t row) const {

@@ -61,8 +61,9 @@ class MappedTable {
   // kInvalidRequest if it would have more than 2^31 entries.
   static Result<MappedTable> create(int64_t max_rows, int64_t columns, const KernelView& view);
 
-  // Maps `blocks`, [n, columns] with n <= max_rows, to the first n rows.
-  void update(std::span<const int32_t> blocks);
+  // Maps `blocks`, [n, columns] with n = used.size() <= max_rows, to the first n rows: of row i the first used[i]
+  // columns. What lies behind them stays as it was; no token of the step reads it.
+  void update(std::span<const int32_t> blocks, std::span<const int32_t> used);
 
   // The pages of a row, columns * r of them.
   std::span<const int32_t> row(int64_t row) const;

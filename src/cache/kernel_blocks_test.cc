@@ -73,7 +73,7 @@ void run_dense_split(const json& c) {
     blocks.resize(static_cast<size_t>(ceil_div(std::ssize(blocks), columns) * columns));
   }
   const int32_t* storage = table.row(0).data();
-  table.update(blocks);
+  table.update(blocks, Ints(c["block_table"].size(), static_cast<int32_t>(columns)));
   EXPECT_EQ(table.row(0).data(), storage);
   expect_mapped(table, want["mapped"]);
 }
@@ -138,7 +138,7 @@ void run_packed_map(const json& c) {
   for (const json& row : c["block_table"]) {
     for (const int32_t block : row) blocks.push_back(block);
   }
-  table.update(blocks);
+  table.update(blocks, Ints(c["block_table"].size(), static_cast<int32_t>(columns)));
   expect_mapped(table, want["mapped"]);
   expect_same_rows(place, *view, table, c["block_table"]);
 }
@@ -307,10 +307,13 @@ TEST(KernelBlocks, TablesAreSeparateBuffers) {
   auto second = MappedTable::create(2, 3, view).value();
   const Ints a = {1, 2, 3};
   const Ints b = {4, 5, 6};
-  first.update(a);
-  second.update(b);
+  first.update(a, Ints{3});
+  second.update(b, Ints{3});
   EXPECT_EQ(first.row(0)[0], 2);
   EXPECT_EQ(second.row(0)[5], 13);
+  second.update(a, Ints{1});  // what is unused stays
+  EXPECT_EQ(second.row(0)[1], 3);
+  EXPECT_EQ(second.row(0)[2], 10);
 }
 
 }  // namespace

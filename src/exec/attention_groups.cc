@@ -74,7 +74,13 @@ Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, cons
 void AttentionGroups::prepare(const StepBatch& batch, int workers) {
   for (AttentionGroup& group : groups_) {
     const GroupTables& tables = batch.groups[static_cast<size_t>(group.cache_group.value)];
-    group.pages.update(tables.blocks);
+    const int64_t block_tokens = group.shape.page_tokens * group.kernel_view.pages_per_block;
+    used_columns_.clear();
+    for (const BatchSequence& sequence : batch.sequences) {
+      const int64_t tokens = sequence.first_position + sequence.num_rows;
+      used_columns_.push_back(static_cast<int32_t>(cache::ceil_div(tokens, block_tokens)));
+    }
+    group.pages.update(tables.blocks, used_columns_);
     sequences_.clear();
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
       const BatchSequence& sequence = batch.sequences[s];

@@ -55,6 +55,7 @@ class AttentionGroups {
   std::vector<AttentionGroup> groups_;
   std::map<std::string, LayerCache, std::less<>> layers_;
   std::vector<kernels::AttentionSequence> sequences_;  // scratch of prepare()
+  std::vector<int32_t> used_columns_;                  // scratch of prepare()
 };
 
 }  // namespace quire::exec
