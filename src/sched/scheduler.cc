@@ -106,6 +106,7 @@ StepPlan Scheduler::schedule(int64_t token_budget) {
   StepPlan plan;
   plan.num_groups = static_cast<int32_t>(cache_.num_groups());
   plan.requests.reserve(running_.size() + 1);
+  plan.block_ends.reserve(plan.requests.capacity() * static_cast<size_t>(cache_.num_groups()));
   plan.finished = std::move(finished_);
   finished_.clear();
   // The bound that the cache was sized for holds over all steps in flight.
