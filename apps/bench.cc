@@ -1,0 +1,129 @@
+// quire bench: prefill and decode speed of the engine alone, in the terms of llama-bench (pp: prompt processing, tg:
+// token generation). Each figure is the median of the repetitions, after one run that is not counted.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "commands.h"
+#include "engine/core.h"
+
+namespace quire::apps {
+namespace {
+
+struct Figure {
+  std::string name;
+  std::vector<double> tokens_per_second;  // sorted
+  double median() const { return tokens_per_second[tokens_per_second.size() / 2]; }
+};
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Tokens spread over the vocabulary, different in every run, so that nothing is found in the prefix cache.
+std::vector<TokenId> prompt(int tokens, int64_t vocab_size, uint64_t run) {
+  std::vector<TokenId> ids;
+  uint64_t state = run * 0x9E3779B97F4A7C15U + 1;
+  for (int i = 0; i < tokens; ++i) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    ids.push_back(static_cast<TokenId>((state >> 33) % static_cast<uint64_t>(vocab_size)));
+  }
+  return ids;
+}
+
+class Runner {
+ public:
+  explicit Runner(engine::Core& core) : core_(core) {}
+
+  // Seconds from the first step on until all requests have ended.
+  double run(int requests, int prompt_tokens, int generated) {
+    // Prompts first, so that decoding is timed alone: until every request has its first token.
+    int started = 0, ended = 0;
+    for (int i = 0; i < requests; ++i) {
+      Request request;
+      request.prompt = prompt(prompt_tokens, core_.info().vocab_size, ++runs_);
+      request.sampling.temperature = 0;
+      request.sampling.max_tokens = generated;
+      request.sampling.ignore_eos = true;
+      auto first = std::make_shared<bool>(true);
+      core_.add(RequestId(++next_id_), std::move(request), [&started, &ended, first](const Update& update) {
+        if (*first) ++started;
+        *first = false;
+        if (update.finish != FinishReason::kNone) ++ended;
+      });
+    }
+    const double begin = now_seconds();
+    while (started < requests) core_.step();
+    const double prefilled = now_seconds();
+    while (ended < requests) core_.step();
+    return generated == 1 ? prefilled - begin : now_seconds() - prefilled;
+  }
+
+ private:
+  engine::Core& core_;
+  uint64_t next_id_ = 0;
+  uint64_t runs_ = 0;
+};
+
+Figure measure(const std::string& name, int repetitions, double tokens, const std::function<double()>& run) {
+  run();
+  Figure figure{name, {}};
+  for (int i = 0; i < repetitions; ++i) figure.tokens_per_second.push_back(tokens / run());
+  std::ranges::sort(figure.tokens_per_second);
+  return figure;
+}
+
+void print(const std::vector<Figure>& figures, const BenchFlags& flags, const ModelInfo& info) {
+  if (!flags.json) {
+    fmt::print("{} ({}, {} threads)\n", flags.engine.model.string(), info.isa, info.threads);
+    for (const Figure& f : figures)
+      fmt::print("{:>12}  {:9.1f} tokens/s  ({:.1f} .. {:.1f})\n", f.name, f.median(), f.tokens_per_second.front(),
+                 f.tokens_per_second.back());
+    return;
+  }
+  nlohmann::json results = nlohmann::json::array();
+  for (const Figure& f : figures)
+    results.push_back({{"name", f.name},
+                       {"tokens_per_second", f.median()},
+                       {"min", f.tokens_per_second.front()},
+                       {"max", f.tokens_per_second.back()}});
+  const nlohmann::json out = {
+      {"model", flags.engine.model.string()}, {"isa", info.isa}, {"threads", info.threads}, {"results", results}};
+  fmt::print("{}\n", out.dump(2));
+}
+
+}  // namespace
+
+int bench(const BenchFlags& flags) {
+  EngineOptions options = flags.engine;
+  options.max_num_seqs = std::max(options.max_num_seqs, *std::ranges::max_element(flags.batch));
+  auto model = engine::LoadedModel::load(options);
+  if (!model) return report(model.error());
+  auto core = engine::Core::create(std::move(*model), options);
+  if (!core) return report(core.error());
+  constexpr int kDecodePrompt = 16;
+  const int64_t longest = std::max(flags.prompt_tokens + 1, kDecodePrompt + flags.generated_tokens);
+  if (longest > (*core)->info().max_model_len)
+    return report({ErrorKind::kInvalidRequest, fmt::format("{} tokens are more than the model's length of {}", longest,
+                                                           (*core)->info().max_model_len)});
+
+  Runner runner(**core);
+  std::vector<Figure> figures;
+  if (flags.prompt_tokens > 0)
+    figures.push_back(measure(fmt::format("pp{}", flags.prompt_tokens), flags.repetitions, flags.prompt_tokens,
+                              [&] { return runner.run(1, flags.prompt_tokens, 1); }));
+  if (flags.generated_tokens > 1)
+    for (int batch : flags.batch)
+      figures.push_back(measure(batch == 1 ? fmt::format("tg{}", flags.generated_tokens)
+                                           : fmt::format("tg{}@{}", flags.generated_tokens, batch),
+                                flags.repetitions, static_cast<double>(batch) * (flags.generated_tokens - 1),
+                                [&] { return runner.run(batch, kDecodePrompt, flags.generated_tokens); }));
+  print(figures, flags, (*core)->info());
+  return 0;
+}
+
+}  // namespace quire::apps

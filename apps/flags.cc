@@ -1,0 +1,129 @@
+#include "flags.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+
+namespace quire::apps {
+namespace {
+
+// `--max_model_len` is `--max-model-len`; values after '=' stay as they are.
+std::vector<std::string> normalised(int argc, char** argv) {
+  std::vector<std::string> args;
+  for (int i = 1; i < argc; ++i) {
+    std::string arg = argv[i];
+    if (arg.starts_with("--"))
+      std::replace(arg.begin(), arg.begin() + static_cast<long>(std::min(arg.find('='), arg.size())), '_', '-');
+    args.push_back(std::move(arg));
+  }
+  std::ranges::reverse(args);  // as CLI11 wants them
+  return args;
+}
+
+struct EngineFlagTexts {
+  std::string dtype = "auto";
+  std::string max_model_len;
+  int64_t step_time_ms = 0;
+  int64_t kv_cache_bytes = 0;
+  int block_size = 0;
+};
+
+void add_engine_flags(CLI::App& app, EngineOptions& o, EngineFlagTexts& t) {
+  app.add_option("MODEL,--model", o.model, "A folder in Hugging Face format, or a .gguf file")->required();
+  app.add_option("--dtype", t.dtype, "Numeric profile: auto, float32, bfloat16 or q8 (quantised files)")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "q8"}));
+  app.add_option("--max-model-len", t.max_model_len, "Tokens of the longest request; 'auto' for what fits");
+  app.add_option("--kv-cache-memory-bytes", t.kv_cache_bytes, "Memory for the KV cache; default half of what is free")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--block-size", t.block_size, "Tokens of a KV cache block, a multiple of 16; default 32")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--kv-cache-layout", o.kv_cache_layout, "LBHNC, LHBNC, BLHNC or BHLNC; default BLHNC");
+  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", o.prefix_caching, "Reuse cached prefixes; on");
+  app.add_flag("!--disable-hybrid-kv-cache-manager", o.hybrid_kv_cache, "Keep window layers like full ones");
+  app.add_option("--max-num-seqs", o.max_num_seqs, "Requests that run together")->capture_default_str();
+  app.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Most tokens of a step")->capture_default_str();
+  app.add_option("--max-waiting-requests", o.max_waiting_requests, "Most requests that wait")->capture_default_str();
+  app.add_option("--step-time-ms", t.step_time_ms, "Aim for a step while others decode; default 100")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--threads", o.threads, "Threads that compute; default: the physical cores allowed");
+  app.add_flag("--check-integrity", o.check_integrity, "Check the cache after every step (slow)");
+}
+
+Result<void> finish(EngineOptions& o, const EngineFlagTexts& t) {
+  if (t.dtype == "float32") o.profile = Profile::kF32;
+  if (t.dtype == "bfloat16") o.profile = Profile::kBF16;
+  if (t.dtype == "q8") o.profile = Profile::kQ8;
+  if (t.kv_cache_bytes > 0) o.kv_cache_bytes = static_cast<size_t>(t.kv_cache_bytes);
+  if (t.block_size > 0) o.block_size = t.block_size;
+  if (t.step_time_ms > 0) o.step_time = std::chrono::milliseconds(t.step_time_ms);
+  if (t.max_model_len.empty() || t.max_model_len == "auto" || t.max_model_len == "-1") return {};
+  int64_t length = 0;
+  if (!CLI::detail::lexical_cast(t.max_model_len, length) || length < 1)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("--max-model-len must be a positive number or 'auto', not '{}'", t.max_model_len),
+                "--max-model-len");
+  o.max_model_len = length;
+  return {};
+}
+
+}  // namespace
+
+Result<Command> parse(int argc, char** argv) {
+  Command command;
+  EngineFlagTexts serve_texts, inspect_texts, bench_texts;
+  CLI::App app("Quire serves language models on CPUs; equal requests get equal answers, bit for bit.", "quire");
+  app.set_version_flag("--version", "quire 0.1.0");
+  app.require_subcommand(1);
+
+  CLI::App* serve = app.add_subcommand("serve", "Serve a model through the OpenAI API");
+  add_engine_flags(*serve, command.serve.engine, serve_texts);
+  serve->add_option("--host", command.serve.host, "Address to listen on")->capture_default_str();
+  serve->add_option("--port", command.serve.port, "Port; 0 takes a free one")->capture_default_str();
+  serve->add_option("--api-key", command.serve.api_keys, "Keys that clients must send one of")->expected(1, 64);
+  serve->add_option("--served-model-name", command.serve.served_model_names, "Names of the model in the API")
+      ->expected(1, 64);
+  serve->add_option("--chat-template", command.serve.chat_template, "A Jinja file, or the template itself");
+  serve->add_option("--drain-timeout", command.serve.drain_timeout_seconds, "Seconds to finish running requests in")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 86400));
+
+  CLI::App* inspect = app.add_subcommand("inspect", "Show a model's architecture and KV cache plan, loading nothing");
+  add_engine_flags(*inspect, command.inspect.engine, inspect_texts);
+
+  CLI::App* bench = app.add_subcommand("bench", "Measure prefill and decode speed");
+  add_engine_flags(*bench, command.bench.engine, bench_texts);
+  bench->add_option("-p,--n-prompt", command.bench.prompt_tokens, "Tokens to prefill; 0 for none")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 20));
+  bench->add_option("-n,--n-gen", command.bench.generated_tokens, "Tokens to generate; 0 for none")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 20));
+  bench->add_option("--batch", command.bench.batch, "Requests that decode together; several values, several tests")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  bench->add_option("-r,--repetitions", command.bench.repetitions, "Runs of each test")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  bench->add_flag("--json", command.bench.json, "Print JSON");
+
+  try {
+    app.parse(normalised(argc, argv));
+  } catch (const CLI::Success& e) {
+    app.exit(e);
+    return command;
+  } catch (const CLI::ParseError& e) {
+    return fail(ErrorKind::kInvalidRequest, e.what());
+  }
+  if (serve->parsed()) command.kind = Command::Kind::kServe;
+  if (inspect->parsed()) command.kind = Command::Kind::kInspect;
+  if (bench->parsed()) command.kind = Command::Kind::kBench;
+  for (auto& [engine, texts] :
+       {std::pair{&command.serve.engine, &serve_texts}, std::pair{&command.inspect.engine, &inspect_texts},
+        std::pair{&command.bench.engine, &bench_texts}})
+    if (auto finished = finish(*engine, *texts); !finished) return std::unexpected(finished.error());
+  return command;
+}
+
+}  // namespace quire::apps

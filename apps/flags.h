@@ -1,0 +1,48 @@
+// The command line: one struct a command, filled by parse(). Names are those that vLLM's users know; `_` equals `-`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "quire/engine.h"
+#include "quire/error.h"
+
+namespace quire::apps {
+
+struct ServeFlags {
+  EngineOptions engine;
+  std::string host = "127.0.0.1";
+  uint16_t port = 8000;
+  std::vector<std::string> api_keys;
+  std::vector<std::string> served_model_names;
+  std::string chat_template;  // a file, or the template itself
+  int drain_timeout_seconds = 30;
+};
+
+struct InspectFlags {
+  EngineOptions engine;
+};
+
+struct BenchFlags {
+  EngineOptions engine;
+  int prompt_tokens = 512;     // 0: no prefill test
+  int generated_tokens = 128;  // 0: no decode test
+  std::vector<int> batch = {1};
+  int repetitions = 3;
+  bool json = false;
+};
+
+struct Command {
+  enum class Kind { kServe, kInspect, kBench, kShown };  // kShown: help or version was printed
+  Kind kind = Kind::kShown;
+  ServeFlags serve;
+  InspectFlags inspect;
+  BenchFlags bench;
+};
+
+// kInvalidRequest with one clear line for anything that is not understood.
+Result<Command> parse(int argc, char** argv);
+
+}  // namespace quire::apps

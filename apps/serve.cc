@@ -1,0 +1,131 @@
+// quire serve: opens the port, loads the model beside it, then answers. Requests that come before get 503.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <future>
+#include <iterator>
+#include <thread>
+
+#include "api/service.h"
+#include "base/log.h"
+#include "commands.h"
+#include "net/server.h"
+#include "text/load.h"
+#include "weights/checkpoint.h"
+
+namespace quire::apps {
+namespace {
+
+using TextResult = Result<std::optional<text::ModelText>>;
+
+std::string hex(const Sha256Digest& digest) {
+  std::string out;
+  for (std::byte b : digest) out += fmt::format("{:02x}", static_cast<int>(b));
+  return out;
+}
+
+// The argument itself if it is a template, the file's text if it names a file.
+Result<std::string> read_template(const std::string& argument) {
+  if (argument.find("{{") != std::string::npos || argument.find("{%") != std::string::npos) return argument;
+  std::ifstream in(argument, std::ios::binary);
+  if (!in) return fail(ErrorKind::kNotFound, fmt::format("--chat-template: no file {}", argument), "--chat-template");
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+// Tokenizer and template of the model, with the template replaced if the user gave one.
+TextResult load_model_text(const ServeFlags& flags) {
+  auto checkpoint = weights::open_checkpoint(flags.engine.model);
+  if (!checkpoint) return std::unexpected(checkpoint.error());
+  auto text = checkpoint->gguf != nullptr ? text::load_text(*checkpoint->gguf) : text::load_text(checkpoint->path);
+  if (!text || !*text || flags.chat_template.empty()) return text;
+  auto source = read_template(flags.chat_template);
+  if (!source) return std::unexpected(source.error());
+  text::ModelText& model_text = **text;
+  std::map<std::string, std::string> tokens;
+  const text::SpecialIds ids = model_text.tokenizer.special_ids();
+  for (const auto& [name, id] : {std::pair{"bos_token", ids.bos}, std::pair{"eos_token", ids.eos}})
+    if (id) tokens[name] = model_text.tokenizer.name(*id);
+  auto compiled = text::ChatTemplate::compile({.text = *source, .special_tokens = std::move(tokens)});
+  if (!compiled) return std::unexpected(compiled.error());
+  model_text.chat_template = std::move(*compiled);
+  Sha256 hash;
+  hash.update(model_text.digest);
+  hash.update(std::as_bytes(std::span(source->data(), source->size())));
+  model_text.digest = hash.finish();
+  return text;
+}
+
+// A bar on a terminal, one line a quarter elsewhere.
+std::function<void(double)> progress_bar() {
+  const bool terminal = isatty(STDERR_FILENO) == 1;
+  return [terminal, shown = -1](double part) mutable {
+    const int percent = static_cast<int>(part * 100);
+    if (percent == shown || (!terminal && percent / 25 == shown / 25 && shown >= 0)) return;
+    shown = percent;
+    if (!terminal) return log::info(fmt::format("loading weights: {} %", percent));
+    std::fprintf(stderr, "\rloading weights [%-40.*s] %3d %%%s", percent * 40 / 100,
+                 "########################################", percent, percent == 100 ? "\n" : "");
+  };
+}
+
+void say_ready(const net::Server& server, const ServeFlags& flags, const ModelInfo& info, double seconds) {
+  for (const std::string& line : info.cache_groups) log::info(line);
+  log::info(fmt::format("{} threads, {}, profile fingerprint {}", info.threads, info.isa, info.fingerprint));
+  log::info(fmt::format("ready in {:.2f} s: {} serves {} with {} tokens of KV cache, {} a request", seconds,
+                        server.url(), flags.served_model_names.front(), info.kv_cache_tokens, info.max_model_len));
+}
+
+// Loads the model while `io` answers 503, then serves until the server has drained.
+int load_and_serve(const ServeFlags& flags, const net::Server& server, api::Service& service, std::jthread& io) {
+  const auto start = std::chrono::steady_clock::now();
+  auto text = std::async(std::launch::async, [&] { return load_model_text(flags); });
+  EngineOptions options = flags.engine;
+  options.progress = progress_bar();
+  auto engine = Engine::load(options);
+  auto model_text = text.get();
+  if (!engine) return report(engine.error());
+  if (!model_text) return report(model_text.error());
+
+  api::Backend backend = api::backend_of(**engine);
+  if (*model_text) {
+    backend.tokenizer = &(*model_text)->tokenizer;
+    if ((*model_text)->chat_template) backend.chat_template = &*(*model_text)->chat_template;
+    backend.text_digest = hex((*model_text)->digest);
+  } else {
+    log::info("the model has no tokenizer: prompts and answers are token ids only");
+  }
+  service.open(std::move(backend));
+  say_ready(server, flags, (*engine)->info(),
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  io.join();
+  service.close();
+  return 0;
+}
+
+}  // namespace
+
+int serve(const ServeFlags& given) {
+  ServeFlags flags = given;
+  // Contradictions and a wrong model end here, before the port is taken.
+  auto checkpoint = weights::open_checkpoint(flags.engine.model);
+  if (!checkpoint) return report(checkpoint.error());
+  if (flags.served_model_names.empty()) {
+    const auto path = std::filesystem::weakly_canonical(flags.engine.model);
+    flags.served_model_names = {path.extension() == ".gguf" ? path.stem().string() : path.filename().string()};
+  }
+  net::ServerOptions options;
+  options.host = flags.host;
+  options.port = flags.port;
+  options.drain_timeout = std::chrono::seconds(flags.drain_timeout_seconds);
+  auto server = net::Server::listen(options);
+  if (!server) return report(server.error());
+  api::Service service({.served_model_names = flags.served_model_names, .api_keys = flags.api_keys});
+  std::jthread io([&] { (*server)->run(service.handler()); });
+  const int code = load_and_serve(flags, **server, service, io);
+  if (code != 0) (*server)->stop();
+  return code;
+}
+
+}  // namespace quire::apps
