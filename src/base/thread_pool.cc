@@ -54,18 +54,33 @@ void set_flush_denormals() {
 #endif
 }
 
-// `generation` counts runs. A helper that sees a new generation works and then counts itself done. Helpers register in
-// `sleepers` under the mutex before they sleep, so a run that finds no sleeper needs no lock.
+// `generation` counts runs. Each worker but the caller has a Part: who moves its `taken` from g - 1 to g does the part
+// in run g, be it the helper or the caller. A run ends when all parts are done, so at its start every `taken` is g - 1,
+// and `function` cannot change under a helper that took a part. Helpers register in `sleepers` under the mutex before
+// they sleep, so a run that finds no sleeper needs no lock.
 struct ThreadPool::Shared {
+  struct alignas(64) Part {
+    std::atomic<uint64_t> taken{0};
+  };
+
   alignas(64) std::atomic<uint64_t> generation{0};
   alignas(64) std::atomic<int> running{0};
   alignas(64) std::atomic<int> sleepers{0};
+  std::atomic<bool> stop{false};
   Erased function = nullptr;
   void* context = nullptr;
   std::mutex mutex;
   std::condition_variable wake;
-  bool stop = false;
+  std::vector<Part> parts;
   std::vector<std::thread> helpers;
+
+  // Does the worker's part of run g unless somebody else took it.
+  void try_part(int worker, uint64_t g) {
+    uint64_t before = g - 1;
+    if (!parts[static_cast<size_t>(worker)].taken.compare_exchange_strong(before, g, std::memory_order_acq_rel)) return;
+    function(context, worker);
+    running.fetch_sub(1, std::memory_order_release);
+  }
 
   void help(int worker) {
     set_flush_denormals();
@@ -78,10 +93,9 @@ struct ThreadPool::Shared {
         wake.wait(lock, [&] { return generation.load(std::memory_order_seq_cst) != seen; });
         sleepers.fetch_sub(1, std::memory_order_seq_cst);
       }
-      ++seen;
-      if (stop) return;
-      function(context, worker);
-      running.fetch_sub(1, std::memory_order_release);
+      seen = generation.load(std::memory_order_acquire);
+      if (stop.load(std::memory_order_acquire)) return;
+      try_part(worker, seen);
     }
   }
 
@@ -97,12 +111,13 @@ struct ThreadPool::Shared {
 
 ThreadPool::ThreadPool(int threads) : size_(threads), shared_(std::make_unique<Shared>()) {
   QUIRE_CHECK(threads >= 1);
+  shared_->parts = std::vector<Shared::Part>(static_cast<size_t>(threads));
   for (int worker = 1; worker < threads; ++worker)
     shared_->helpers.emplace_back([this, worker] { shared_->help(worker); });
 }
 
 ThreadPool::~ThreadPool() {
-  shared_->stop = true;
+  shared_->stop.store(true, std::memory_order_release);
   shared_->start_generation();
   for (auto& helper : shared_->helpers) helper.join();
 }
@@ -116,7 +131,9 @@ void ThreadPool::run_erased(Erased function, void* context) {
   shared_->context = context;
   shared_->running.store(size_ - 1, std::memory_order_relaxed);
   shared_->start_generation();
+  const uint64_t g = shared_->generation.load(std::memory_order_relaxed);
   function(context, 0);
+  for (int worker = 1; worker < size_; ++worker) shared_->try_part(worker, g);
   int spins = 0;
   while (shared_->running.load(std::memory_order_acquire) != 0) {
     relax();

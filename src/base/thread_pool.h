@@ -1,8 +1,10 @@
 // A ThreadPool runs one function on all of its workers at once: fork, work, join.
 //
-// Worker 0 is the calling thread; the others spin for about a millisecond after their last work, then sleep. A round
-// trip costs well under a microsecond while they spin. Every worker computes with flush-to-zero and denormals-are-zero
-// (docs/determinism.md, rule 12), and so does a caller from its first run().
+// Worker 0 is the calling thread; the others are helpers, which spin for about a millisecond after their last work,
+// then sleep. A round trip costs well under a microsecond while they spin. The caller does not wait for a helper that
+// has not begun: it does that worker's part itself, so a core that is busy elsewhere costs its share of speed, never a
+// stall. Every worker computes with flush-to-zero and denormals-are-zero (docs/determinism.md, rule 12), and so does a
+// caller from its first run().
 //
 // One thread at a time may call run(); calls do not nest. The function must not throw.
 #pragma once
@@ -26,7 +28,8 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Calls f(worker) with worker = 0..size()-1, each on its own thread, and returns when all have returned.
+  // Calls f(worker) once for each worker = 0..size()-1, on as many threads as are free, and returns when all have
+  // returned.
   template <class F>
   void run(F&& f) {
     using Fn = std::remove_reference_t<F>;

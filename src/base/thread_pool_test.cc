@@ -50,5 +50,15 @@ TEST(ThreadPool, WorkersFlushDenormals) {
   EXPECT_EQ(products[1], 0.0F);
 }
 
+// Helpers that cannot run do not hold up the caller: more workers than cores, all of them needed.
+TEST(ThreadPool, ManyMoreWorkersThanCoresStillFinish) {
+  ThreadPool pool(64);
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<int> sum{0};
+    pool.run([&](int worker) { sum += worker; });
+    ASSERT_EQ(sum.load(), 64 * 63 / 2);
+  }
+}
+
 }  // namespace
 }  // namespace quire
