@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "cache/vector_files.h"
+#include "support/cache_vectors.h"
 
 namespace quire::cache {
 namespace {

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cache/coordinator.h"
-#include "cache/vector_files.h"
 #include "cache/write_mask.h"
+#include "support/cache_vectors.h"
 
 namespace quire::cache {
 namespace {

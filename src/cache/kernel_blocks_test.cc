@@ -7,7 +7,7 @@
 #include <set>
 
 #include "cache/block_table.h"
-#include "cache/vector_files.h"
+#include "support/cache_vectors.h"
 
 namespace quire::cache {
 namespace {

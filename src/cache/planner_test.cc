@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "cache/vector_files.h"
+#include "support/cache_vectors.h"
 
 namespace quire::cache {
 namespace {

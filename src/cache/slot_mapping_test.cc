@@ -6,7 +6,7 @@
 #include <map>
 #include <numeric>
 
-#include "cache/vector_files.h"
+#include "support/cache_vectors.h"
 
 namespace quire::cache {
 namespace {

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "cache/vector_files.h"
 #include "sched/scheduler.h"
+#include "support/cache_vectors.h"
 
 namespace quire::sched {
 namespace {
