@@ -153,21 +153,20 @@ void Coordinator::classify() {
   }
   fine_hits_ = inside && all_can;
 
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    if (!groups_[g].cacheable) continue;
-    const GroupId id{static_cast<int32_t>(g)};
-    const auto same = std::ranges::find_if(
-        lookups_, [&](const LookupClass& l) { return spec(static_cast<size_t>(l.ids[0].value)) == spec(g); });
-    if (same == lookups_.end()) {
-      lookups_.push_back({{id}, drops(g)});
-    } else {
-      same->ids.push_back(id);
-      same->drops_last |= drops(g);
+  for (const bool forward : {true, false}) {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (!groups_[g].cacheable || (groups_[g].rule.search == HitRule::Search::kForward) != forward) continue;
+      const GroupId id{static_cast<int32_t>(g)};
+      const auto same = std::ranges::find_if(
+          lookups_, [&](const LookupClass& l) { return spec(static_cast<size_t>(l.ids[0].value)) == spec(g); });
+      if (same == lookups_.end()) {
+        lookups_.push_back({{id}, drops(g)});
+      } else {
+        same->ids.push_back(id);
+        same->drops_last |= drops(g);
+      }
     }
   }
-  std::ranges::stable_partition(lookups_, [&](const LookupClass& l) {
-    return groups_[static_cast<size_t>(l.ids[0].value)].rule.search == HitRule::Search::kForward;
-  });
   for (const auto& lookup : lookups_) {
     for (const GroupId id : lookup.ids) groups_[static_cast<size_t>(id.value)].drops_last = lookup.drops_last;
   }
