@@ -44,20 +44,21 @@ class Activations {
   int rows() const { return rows_; }
   int inputs() const { return inputs_; }
 
-  // For kernels: the elements of row m, and its groups' records.
-  const void* row(int m) const;
-  size_t stride() const { return stride_; }  // elements
-  const GroupMeta* meta(int m) const;
-  size_t meta_stride() const { return static_cast<size_t>(inputs_ / kGroup); }
+  // Rows are multiplied in tiles, as equal in size as can be: 8 rows are 4 + 4, not 6 + 2. Tile t holds rows
+  // [tile_begin(t), tile_begin(t + 1)).
+  int tiles() const { return tiles_; }
+  int tile_begin(int t) const { return static_cast<int>(int64_t{rows_} * t / tiles_); }
+  // For kernels: where tile t starts, and the bytes from one row of floats to the next.
+  const std::byte* tile(int t) const { return storage_.data() + static_cast<size_t>(tile_begin(t)) * pitch_; }
+  size_t pitch() const { return pitch_; }
 
  private:
-  std::byte* element(int m) const;
-
   Buffer storage_;
   ActivationKind kind_ = ActivationKind::kF32;
   int rows_ = 0;
   int inputs_ = 0;
-  size_t stride_ = 0;
+  int tiles_ = 0;
+  size_t pitch_ = 0;  // bytes a row takes
 };
 
 // Where results go, and what is added on the way, in this order; null leaves a step out:
@@ -80,12 +81,12 @@ struct GemmOutput {
 // Column ranges start at a multiple of this, which is whole panels of every layout.
 inline constexpr int kColumnUnit = 64;
 
-// Rows [row_begin, row_end) of panels [panel_begin, panel_end): one worker's share.
+// Tiles [tile_begin, tile_end) of rows by panels [panel_begin, panel_end): one worker's share.
 struct GemmPart {
   int panel_begin = 0;
   int panel_end = 0;
-  int row_begin = 0;
-  int row_end = 0;
+  int tile_begin = 0;
+  int tile_end = 0;
   bool operator==(const GemmPart&) const = default;
 };
 
@@ -95,8 +96,7 @@ void gemm(const KernelTable& table, const PackedMatrix& w, const Activations& a,
 
 // The same inside a parallel region that is already running: what `worker` of `workers` should compute (contiguous
 // panels, or blocks of rows too where there are many rows and few panels; maybe nothing), and computing it.
-GemmPart gemm_part(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
-                   int worker, int workers);
+GemmPart gemm_part(const PackedMatrix& w, const Activations& a, const GemmOutput& output, int worker, int workers);
 void gemm_panels(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
                  const GemmPart& part);
 

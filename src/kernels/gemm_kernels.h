@@ -20,14 +20,18 @@ struct GroupMeta {
   int32_t minus_32_sum[2];  // -32 * sum of q[0..15], of q[16..31]
 };
 
-// One tile: `rows` rows of activations times one panel, over inputs [begin, end).
+// Activation rows are multiplied in tiles of up to this many. int8 rows of a tile lie interleaved, so that a kernel
+// reads one stream: for each group of 32 inputs first rows x 32 values, then rows x GroupMeta.
+inline constexpr int kTileRows = 6;
+inline constexpr size_t kGroupRowBytes = kGroup + sizeof(GroupMeta);  // of one row and group
+inline constexpr int kMaxSums = kMaxSlices * kTileRows * 64;          // the widest panel
+
+// One tile of activations times one panel, over inputs [begin, end).
 struct TileArgs {
-  int rows;               // 1 .. kMaxTileRows
-  int begin, end;         // integers: multiples of 32; pairs: even
-  const void* a;          // fp32, bf16 or int8 rows, as the layout wants
-  size_t a_stride;        // elements from one row to the next
-  const GroupMeta* meta;  // integers: of group 0 of the first row
-  size_t meta_stride;
+  int rows;
+  int begin, end;      // integers: multiples of 32; pairs: even
+  const std::byte* a;  // floats: the first row; integers: the tile
+  size_t a_pitch;      // floats: bytes from one row to the next
   const std::byte* panel;
   size_t prefetch;  // bytes from this panel's data to what should be fetched meanwhile; 0 for nothing
   float* sums;      // [rows][panel columns], 64-byte aligned: one fp32 chain each, from +0
@@ -52,21 +56,20 @@ struct FinishArgs {
   size_t residual_stride;
 };
 
-inline constexpr int kMaxTileRows = 8;
-
 struct GemmKernels {
   using Tile = void (*)(const TileArgs& args);
 
-  // Indexed by Layout: the kernel, and the most rows it takes at once.
-  Tile tile[kLayouts];
-  int tile_rows[kLayouts];
-
+  Tile tile[kLayouts];  // indexed by Layout
   void (*finish)(const FinishArgs& args);
 
-  // Rule 4: k inputs, a multiple of 32, as int8 with one scale per 32.
-  void (*quantise_row)(const float* x, int k, int8_t* q, GroupMeta* meta);
-  // k inputs to bf16, to nearest even; NaN stays NaN.
-  void (*round_row_bf16)(const float* x, int k, uint16_t* out);
+  // Rule 4: k inputs, a multiple of 32, as int8 with one scale per 32. The values of a group follow those of the one
+  // before at a distance of `step` bytes, and so do the records.
+  void (*quantise_row)(const float* x, int k, std::byte* q, std::byte* meta, size_t step);
+
+  // k inputs rounded to bf16, to nearest even, NaN to NaN; and a zero if k is odd. In memory they are fp32 again,
+  // which FMAs want, or bf16 if `narrow_bf16` is set.
+  void (*round_row_bf16)(const float* x, int k, std::byte* out);
+  bool narrow_bf16;
 };
 
 // As the instruction sets define them. Which exist depends on the build; kernels.cc chooses.
@@ -75,7 +78,8 @@ const GemmKernels& gemm_kernels_avx2();
 const GemmKernels& gemm_kernels_avx2_vnni();
 const GemmKernels& gemm_kernels_avx512();
 const GemmKernels& gemm_kernels_avx512_bf16();
-// Whether this CPU's vdpbf16ps equals two FMAs, the odd elements first; needs flush-to-zero set.
+// Whether this CPU's vdpbf16ps equals two FMAs, the odd elements first, and beats them; needs flush-to-zero set.
 bool vdpbf16ps_follows_rule_1();
+bool vdpbf16ps_is_faster();
 
 }  // namespace quire::kernels

@@ -16,7 +16,7 @@ namespace {
 
 bool native_bf16(const CpuFeatures& cpu) {
   set_flush_denormals();
-  return cpu.avx512_bf16 && vdpbf16ps_follows_rule_1();
+  return cpu.avx512_bf16 && vdpbf16ps_follows_rule_1() && vdpbf16ps_is_faster();
 }
 
 Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {

@@ -24,8 +24,8 @@ struct KernelTable {
   const ScanKernels* scan = nullptr;
 };
 
-// The kernels of `isa` on a CPU with these features; vdpbf16ps only where it is seen to compute what rule 1 says.
-// kUnsupported if the CPU or this build lacks the instruction set.
+// The kernels of `isa` on a CPU with these features; vdpbf16ps only where it is seen to compute what rule 1 says, and
+// faster than FMAs. kUnsupported if the CPU or this build lacks the instruction set.
 Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu);
 
 // Runs small cases of every kernel in the table against the scalar ones and compares all bits. kInternal, naming the

@@ -1,12 +1,13 @@
-// Times matrix products by format, shape and number of rows: gemm_bench [FORMAT...] [--isa NAME] [--threads N].
+// Times matrix products by format, shape and number of rows: gemm_bench [FORMAT or SHAPE...] [--isa NAME] [--threads
+// N].
 //
 // Weights are copied until they exceed the second-level caches many times over, so that few rows measure memory. Each
 // figure is the best of several rounds, and includes reading the activations but not preparing them.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -30,9 +31,14 @@ constexpr Shape kShapes[] = {{"square", 2048, 2048, 1}, {"qkv", 960, 576, 1},   
                              {"gate+up", 3072, 576, 1}, {"down", 576, 1536, 8}, {"head", 49152, 576, 1}};
 constexpr int kRows[] = {1, 2, 4, 8, 16, 32, 64, 256};
 constexpr size_t kWeightBytes = size_t{96} << 20;
-constexpr int kRounds = 5;
+constexpr int kRounds = 9;
 
-double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+// On one thread its own time counts, so that a busy machine disturbs less.
+double seconds(bool own) {
+  timespec now;
+  clock_gettime(own ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
 
 // Random blocks. Byte patterns that would be a huge or infinite fp16 or bf16 are avoided everywhere, at no loss.
 std::vector<std::byte> random_file(WeightFormat format, const Shape& shape, std::mt19937& rng) {
@@ -50,11 +56,11 @@ double best_time(const KernelTable& table, const std::vector<PackedMatrix>& copi
   const double work = 2.0 * a.rows() * a.inputs() * copies[0].outputs();
   const size_t count = std::min(copies.size(), std::max<size_t>(1, static_cast<size_t>(4e9 / work)));
   for (int round = 0; round < kRounds; round++) {
-    const double start = seconds();
+    const double start = seconds(pool.size() == 1);
     for (size_t i = 0; i < count; i++) {
       gemm(table, copies[i], a, {.out = out.data(), .stride = static_cast<size_t>(copies[i].outputs())}, pool);
     }
-    best = std::min(best, (seconds() - start) / static_cast<double>(count));
+    best = std::min(best, (seconds(pool.size() == 1) - start) / static_cast<double>(count));
   }
   return best;
 }
@@ -113,9 +119,9 @@ void bench_rows(const KernelTable& table) {
     a.reshape(kind, 1, kInputs);
     double best = INFINITY;
     for (int round = 0; round < kRounds; round++) {
-      const double start = seconds();
+      const double start = seconds(true);
       for (int i = 0; i < kRepeats; i++) a.set_row(table, x.data(), 0);
-      best = std::min(best, (seconds() - start) / kRepeats);
+      best = std::min(best, (seconds(true) - start) / kRepeats);
     }
     fmt::print("row of {} to {}: {:.0f} ns\n", kInputs, kind == ActivationKind::kBF16 ? "bf16" : "int8", best * 1e9);
   }
@@ -125,14 +131,14 @@ int run(const std::vector<std::string>& args) {
   const CpuFeatures cpu = detect_cpu();
   auto isa = choose_isa(cpu);
   int threads = usable_cores();
-  std::vector<std::string> formats;
+  std::vector<std::string> wanted;
   for (size_t i = 0; i < args.size(); i++) {
     if (args[i] == "--isa" && i + 1 < args.size()) {
       isa = parse_isa(args[++i]);
     } else if (args[i] == "--threads" && i + 1 < args.size()) {
       threads = std::stoi(args[++i]);
     } else {
-      formats.push_back(args[i]);
+      wanted.push_back(args[i]);
     }
   }
   if (!isa) return fmt::print("{}\n", isa.error().message), 2;
@@ -141,11 +147,17 @@ int run(const std::vector<std::string>& args) {
   ThreadPool pool(threads);
   fmt::print("{}, {} threads\n", name_of(*isa), threads);
   bench_rows(*table);
+  const auto is_wanted = [&](const char* name) { return std::ranges::find(wanted, name) != wanted.end(); };
+  const bool all_shapes = std::ranges::none_of(kShapes, is_wanted, &Shape::name);
+  const bool all_formats = wanted.empty() || std::ranges::all_of(wanted, [](const std::string& name) {
+                             return std::ranges::find(kShapes, name, &Shape::name) != std::end(kShapes);
+                           });
   for (int f = 0; f < weights::kWeightFormats; f++) {
     const auto format = static_cast<WeightFormat>(f);
     const weights::FormatInfo& info = weights::format_info(format);
-    if (!formats.empty() && std::ranges::find(formats, info.name) == formats.end()) continue;
+    if (!all_formats && !is_wanted(info.name)) continue;
     for (const Shape& shape : kShapes) {
+      if (!all_shapes && !is_wanted(shape.name)) continue;
       if (shape.k % (info.block_elements * shape.slices) == 0) bench(*table, format, shape, pool);
     }
   }

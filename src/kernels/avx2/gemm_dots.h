@@ -14,21 +14,22 @@ namespace {
 
 inline __m256i load(const std::byte* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
 
+// The rows of activations and the columns of weights that a group's dots read.
+struct GroupArgs {
+  const std::byte* a;        // the first row's 32 values
+  const std::byte* meta;     // its record
+  const std::byte* weights;  // of the group, from the first column on
+
+  const std::byte* inputs(int r) const { return a + r * kGroup; }
+  const GroupMeta& record(int r) const { return reinterpret_cast<const GroupMeta*>(meta)[r]; }
+};
+
 // Four activations of one row for every column.
-inline __m256i broadcast(const int8_t* a) {
+inline __m256i broadcast(const std::byte* a) {
   int32_t word;
   __builtin_memcpy(&word, a, sizeof word);
   return _mm256_set1_epi32(word);
 }
-
-// The rows of activations and the columns of weights that a group's dots read.
-struct GroupArgs {
-  const int8_t* a;
-  size_t a_stride;
-  const GroupMeta* meta;
-  size_t meta_stride;
-  const std::byte* weights;  // of the group, from the first column on
-};
 
 #if defined(__AVXVNNI__)
 
@@ -53,7 +54,7 @@ inline void add_steps(const GroupArgs& g, int first, int last, __m256i (&dot)[kR
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; r++) {
-      const int8_t* a = g.a + static_cast<size_t>(r) * g.a_stride + step * 8;
+      const std::byte* a = g.inputs(r) + step * 8;
       const __m256i b0 = broadcast(a);
       const __m256i b1 = broadcast(a + 4);
 #pragma GCC unroll 4
@@ -76,7 +77,7 @@ template <Layout L, int kRows, int kVectors>
 inline void dots(const GroupArgs& g, int first, int last, __m256i (&dot)[kRows][kVectors]) {
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; r++) {
-    const int32_t start = start_of<L>(g.meta[static_cast<size_t>(r) * g.meta_stride], first / 2);
+    const int32_t start = start_of<L>(g.record(r), first / 2);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) dot[r][v] = _mm256_set1_epi32(start);
   }
@@ -103,7 +104,7 @@ inline void nibble_dots(const GroupArgs& g, __m256i (&dot)[kRows][kVectors]) {
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; r++) {
-      const int8_t* a = g.a + static_cast<size_t>(r) * g.a_stride + step * 8;
+      const std::byte* a = g.inputs(r) + step * 8;
       const __m256i b0 = broadcast(a);
       const __m256i b1 = broadcast(a + 4);
 #pragma GCC unroll 4
@@ -135,7 +136,7 @@ inline void byte_dots(const GroupArgs& g, int first, int last, __m256i (&dot)[kR
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; r++) {
-      const __m256i b = broadcast(g.a + static_cast<size_t>(r) * g.a_stride + step * 4);
+      const __m256i b = broadcast(g.inputs(r) + step * 4);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; v++) {
         const __m256i factor = L == Layout::kInt8 ? _mm256_sign_epi8(b, w[v]) : b;
@@ -149,7 +150,7 @@ template <Layout L, int kRows, int kVectors>
 inline void dots(const GroupArgs& g, int first, int last, __m256i (&dot)[kRows][kVectors]) {
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; r++) {
-    const GroupMeta& meta = g.meta[static_cast<size_t>(r) * g.meta_stride];
+    const GroupMeta& meta = g.record(r);
     const int32_t start = L == Layout::kInt8Sub ? meta.minus_32_sum[first / 2] : 0;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) dot[r][v] = _mm256_set1_epi32(start);
@@ -161,7 +162,7 @@ inline void dots(const GroupArgs& g, int first, int last, __m256i (&dot)[kRows][
   nibble_dots<kRows, kVectors>(g, dot);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; r++) {
-    const GroupMeta& meta = g.meta[static_cast<size_t>(r) * g.meta_stride];
+    const GroupMeta& meta = g.record(r);
     const __m256i start = _mm256_set1_epi32(L == Layout::kInt4 ? meta.minus_8_sum : 0);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) {

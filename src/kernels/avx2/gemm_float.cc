@@ -9,57 +9,28 @@ namespace {
 constexpr int kColumns = 64;
 constexpr int kVectors = 2;
 
-// Elements of weights and activations, and how one k of 8 columns and of one row is loaded.
+// 8 columns of weights from column c on, at input k.
 template <Layout L>
-struct Operand;
-
-template <>
-struct Operand<Layout::kF32> {
-  using Activation = float;
-  static constexpr int kStep = 1;
-  static __m256 weight(const std::byte* panel, size_t k, int c) {
-    return _mm256_load_ps(reinterpret_cast<const float*>(panel) + k * kColumns + c);
+inline __m256 load_weights(const std::byte* panel, size_t k, size_t c) {
+  if constexpr (L == Layout::kF32) return _mm256_load_ps(reinterpret_cast<const float*>(panel) + k * kColumns + c);
+  if constexpr (L == Layout::kF16) {
+    return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(panel + (k * kColumns + c) * 2)));
   }
-  static __m256 activation(const float* a, size_t k) { return _mm256_set1_ps(a[k]); }
-};
-
-// A bf16 is the upper half of a float.
-inline __m256 widen(uint16_t a) { return _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(uint32_t{a} << 16))); }
-
-template <>
-struct Operand<Layout::kF16> {
-  using Activation = uint16_t;
-  static constexpr int kStep = 2;
-  static __m256 weight(const std::byte* panel, size_t k, int c) {
-    const uint16_t* p = reinterpret_cast<const uint16_t*>(panel) + k * kColumns + c;
-    return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
-  }
-  static __m256 activation(const uint16_t* a, size_t k) { return widen(a[k]); }
-};
-
-template <>
-struct Operand<Layout::kBF16> {
-  using Activation = uint16_t;
-  static constexpr int kStep = 2;
-  static __m256 weight(const std::byte* panel, size_t k, int c) {
-    const std::byte* p = panel + (k / 2 * kColumns + static_cast<size_t>(c)) * 4;
-    const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
-    return _mm256_castsi256_ps(k % 2 == 0 ? _mm256_slli_epi32(pair, 16) : _mm256_and_si256(pair, upper));
-  }
-  static __m256 activation(const uint16_t* a, size_t k) { return widen(a[k]); }
-};
+  const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel + (k / 2 * kColumns + c) * 4));
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));  // a bf16 is the upper half of a float
+  return _mm256_castsi256_ps(k % 2 == 0 ? _mm256_slli_epi32(pair, 16) : _mm256_and_si256(pair, upper));
+}
 
 template <Layout L, int kRows>
 __attribute__((always_inline)) inline void add_input(const TileArgs& t, size_t k, int c,
                                                      __m256 (&acc)[kRows][kVectors]) {
-  const auto* a = static_cast<const typename Operand<L>::Activation*>(t.a);
   __m256 w[kVectors];
 #pragma GCC unroll 2
-  for (int v = 0; v < kVectors; v++) w[v] = Operand<L>::weight(t.panel, k, c + 8 * v);
+  for (int v = 0; v < kVectors; v++) w[v] = load_weights<L>(t.panel, k, static_cast<size_t>(c + 8 * v));
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++) {
-    const __m256 b = Operand<L>::activation(a + static_cast<size_t>(r) * t.a_stride, k);
+    const auto* row = reinterpret_cast<const float*>(t.a + static_cast<size_t>(r) * t.a_pitch);
+    const __m256 b = _mm256_set1_ps(row[k]);
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; v++) acc[r][v] = _mm256_fmadd_ps(b, w[v], acc[r][v]);
   }
@@ -72,8 +43,8 @@ void tile(const TileArgs& args) {
     __m256 acc[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-    for (size_t k = static_cast<size_t>(t.begin); k < static_cast<size_t>(t.end); k += Operand<L>::kStep) {
-      if constexpr (Operand<L>::kStep == 2) add_input<L, kRows>(t, k + 1, c, acc);
+    for (size_t k = static_cast<size_t>(t.begin); k < static_cast<size_t>(t.end); k += L == Layout::kF32 ? 1 : 2) {
+      if constexpr (L != Layout::kF32) add_input<L, kRows>(t, k + 1, c, acc);
       add_input<L, kRows>(t, k, c, acc);
     }
 #pragma GCC unroll 8
@@ -93,7 +64,6 @@ void any_tile(const TileArgs& t) {
 template <Layout L>
 void set_tile(GemmKernels& kernels) {
   kernels.tile[static_cast<int>(L)] = any_tile<L>;
-  kernels.tile_rows[static_cast<int>(L)] = 6;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Grouped integer weights times int8 activations on AVX2: up to 4 rows x 32 columns, in passes of 16 columns (rule 4).
+// Grouped integer weights times int8 activations on AVX2: up to 4 rows x 16 columns at a time (rule 4).
 //
 // Integer dots and weights fill the 16 registers; GCC keeps the fp32 sums on the stack and touches them once per group.
 // Two vectors share every broadcast: with one, and no spill at all, the load ports would be the limit.
@@ -72,25 +72,36 @@ inline void group_values(const GroupArgs& g, const std::byte* scales, int c, __m
   }
 }
 
-// Columns [c, c + 8 * kVectors) over groups [first, last). Continues from `sums` unless first is the tile's own:
-// storing and reloading an fp32 sum is exact.
+// What one pass computes: rows from `row` on and columns from `column` on, over groups [first, last).
+struct Pass {
+  int row;
+  int column;
+  size_t first;
+  size_t last;
+};
+
+// Continues from the tile's sums unless `first` is its own: storing and reloading an fp32 sum is exact.
 template <Layout L, int kRows, int kVectors>
-__attribute__((noinline)) void pass(const TileArgs& t, int c, size_t first, size_t last) {
-  const bool resume = first != static_cast<size_t>(t.begin / kGroup);
+__attribute__((noinline)) void run_pass(const TileArgs& t, const Pass& pass) {
+  const bool resume = pass.first != static_cast<size_t>(t.begin / kGroup);
+  const int c = pass.column;
+  float* sums = t.sums + pass.row * kColumns + c;
   __m256 acc[kRows][kVectors];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) {
-      acc[r][v] = resume ? _mm256_load_ps(t.sums + r * kColumns + c + 8 * v) : _mm256_setzero_ps();
+      acc[r][v] = resume ? _mm256_load_ps(sums + r * kColumns + 8 * v) : _mm256_setzero_ps();
     }
   }
-  for (size_t g = first; g < last; g++) {
+  const auto rows = static_cast<size_t>(t.rows);
+  const auto row = static_cast<size_t>(pass.row);
+  for (size_t g = pass.first; g < pass.last; g++) {
     const std::byte* header = t.panel + super_offset(L, g);
     const std::byte* weights = t.panel + weights_offset(L, g);
     const std::byte* scales = weights + weight_bytes(L);
-    const GroupArgs group{static_cast<const int8_t*>(t.a) + g * kGroup, t.a_stride, t.meta + g, t.meta_stride,
-                          weights + 4 * c};
+    const std::byte* a = t.a + g * rows * kGroupRowBytes;
+    const GroupArgs group{a + row * kGroup, a + rows * kGroup + row * sizeof(GroupMeta), weights + 4 * c};
     __m256 value[kRows][kVectors];
     group_values<L, kRows, kVectors>(group, scales, c, value);
 #pragma GCC unroll 4
@@ -98,15 +109,14 @@ __attribute__((noinline)) void pass(const TileArgs& t, int c, size_t first, size
       const __m256 scale = scale_of<L>(header, scales, c + 8 * v);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; r++) {
-        const __m256 both =
-            _mm256_mul_ps(scale, _mm256_set1_ps(group.meta[static_cast<size_t>(r) * t.meta_stride].scale));
+        const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(group.record(r).scale));
         acc[r][v] = _mm256_fmadd_ps(both, value[r][v], acc[r][v]);
       }
       if constexpr (has_min(L)) {
         const __m256 min = min_of<L>(header, scales, c + 8 * v);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; r++) {
-          const __m256 sum = _mm256_set1_ps(group.meta[static_cast<size_t>(r) * t.meta_stride].scaled_sum);
+          const __m256 sum = _mm256_set1_ps(group.record(r).scaled_sum);
           acc[r][v] = has_super(L) ? _mm256_fnmadd_ps(min, sum, acc[r][v]) : _mm256_fmadd_ps(min, sum, acc[r][v]);
         }
       }
@@ -115,32 +125,37 @@ __attribute__((noinline)) void pass(const TileArgs& t, int c, size_t first, size
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; v++) _mm256_store_ps(t.sums + r * kColumns + c + 8 * v, acc[r][v]);
+    for (int v = 0; v < kVectors; v++) _mm256_store_ps(sums + r * kColumns + 8 * v, acc[r][v]);
   }
 }
 
-// A single row takes the 32 columns in one pass, more rows take them in two, block by block: passes take turns on about
-// 20 KB that stay in the first-level cache.
-template <Layout L, int kRows, int kVectors>
+// A single row takes the 32 columns in one pass, more rows take them in two.
+template <Layout L, int kRows>
+void run_rows(const TileArgs& t, int row, size_t first, size_t last) {
+  constexpr int kVectors = kRows == 1 ? 4 : 2;
+  for (int c = 0; c < kColumns; c += 8 * kVectors) run_pass<L, kRows, kVectors>(t, {row, c, first, last});
+}
+
+// Passes take turns on blocks of groups, about 20 KB, that stay in the first-level cache.
+template <Layout L>
 void tile(const TileArgs& t) {
+  using Rows = void (*)(const TileArgs&, int row, size_t first, size_t last);
+  constexpr Rows kByRows[] = {run_rows<L, 1>, run_rows<L, 2>, run_rows<L, 3>, run_rows<L, 4>};
   constexpr size_t kBlock = is_int4(L) ? 32 : 16;
   const auto last = static_cast<size_t>(t.end / kGroup);
+  const int parts = (t.rows + 3) / 4;
   for (auto g = static_cast<size_t>(t.begin / kGroup); g < last; g += kBlock) {
     const size_t end = g + kBlock < last ? g + kBlock : last;
-    for (int c = 0; c < kColumns; c += 8 * kVectors) pass<L, kRows, kVectors>(t, c, g, end);
+    for (int i = 0; i < parts; i++) {
+      const int row = t.rows * i / parts;
+      kByRows[t.rows * (i + 1) / parts - row - 1](t, row, g, end);
+    }
   }
-}
-
-template <Layout L>
-void any_tile(const TileArgs& t) {
-  constexpr GemmKernels::Tile kByRows[] = {tile<L, 1, 4>, tile<L, 2, 2>, tile<L, 3, 2>, tile<L, 4, 2>};
-  kByRows[t.rows - 1](t);
 }
 
 template <Layout L>
 void set_tile(GemmKernels& kernels) {
-  kernels.tile[static_cast<int>(L)] = any_tile<L>;
-  kernels.tile_rows[static_cast<int>(L)] = 4;
+  kernels.tile[static_cast<int>(L)] = tile<L>;
 }
 
 inline void set_tiles(GemmKernels& kernels) {

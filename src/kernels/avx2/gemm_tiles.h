@@ -12,7 +12,7 @@ void set_integer_tiles_vnni(GemmKernels& kernels);
 void set_float_tiles(GemmKernels& kernels);
 
 void finish(const FinishArgs& args);
-void quantise_row(const float* x, int k, int8_t* q, GroupMeta* meta);
-void round_row_bf16(const float* x, int k, uint16_t* out);
+void quantise_row(const float* x, int k, std::byte* q, std::byte* meta, size_t step);
+void round_row_bf16(const float* x, int k, std::byte* out);
 
 }  // namespace quire::kernels::avx2

@@ -26,7 +26,7 @@ int largest_magnitude(const __m256 (&x)[4]) {
 }
 
 // Writes 16 values to nearest even and returns their sum.
-int store_quantised(__m256 low, __m256 high, __m256 inverse, int8_t* q) {
+int store_quantised(__m256 low, __m256 high, __m256 inverse, std::byte* q) {
   const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(low, inverse));
   const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(high, inverse));
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
@@ -39,28 +39,22 @@ int store_quantised(__m256 low, __m256 high, __m256 inverse, int8_t* q) {
   return _mm_cvtsi128_si32(s);
 }
 
-uint16_t rounded(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<uint16_t>((bits >> 16) | 0x40U);
-  return static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
-}
-
-// Eight floats as bf16 in the lower halves of their lanes.
-__m256i rounded(__m256 x) {
+// Eight floats rounded to bf16.
+__m256 rounded(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(_mm256_set1_epi32(0x7fff), odd));
   const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
   const __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(kInfinity));
   const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  return _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_blendv_epi8(up, quiet, nan), upper));
 }
 
 }  // namespace
 
-void quantise_row(const float* x, int k, int8_t* q, GroupMeta* meta) {
-  for (int g = 0; g < k / kGroup; g++, x += kGroup, q += kGroup) {
+void quantise_row(const float* x, int k, std::byte* q, std::byte* meta, size_t step) {
+  for (int g = 0; g < k / kGroup; g++, x += kGroup, q += step, meta += step) {
     __m256 v[4];
     for (int i = 0; i < 4; i++) v[i] = _mm256_loadu_ps(x + 8 * i);
     const int largest = largest_magnitude(v);
@@ -75,17 +69,18 @@ void quantise_row(const float* x, int k, int8_t* q, GroupMeta* meta) {
     const int first = store_quantised(v[0], v[1], _mm256_set1_ps(inverse), q);
     const int second = store_quantised(v[2], v[3], _mm256_set1_ps(inverse), q + 16);
     const int sum = first + second;
-    meta[g] = {scale, scale * static_cast<float>(sum), -8 * sum, -128 * sum, {-32 * first, -32 * second}};
+    const GroupMeta record = {
+        scale, scale * static_cast<float>(sum), -8 * sum, -128 * sum, {-32 * first, -32 * second}};
+    __builtin_memcpy(meta, &record, sizeof record);
   }
 }
 
-void round_row_bf16(const float* x, int k, uint16_t* out) {
+void round_row_bf16(const float* x, int k, std::byte* out) {
+  auto* to = reinterpret_cast<float*>(out);
   int i = 0;
-  for (; i + 16 <= k; i += 16) {
-    const __m256i words = _mm256_packus_epi32(rounded(_mm256_loadu_ps(x + i)), rounded(_mm256_loadu_ps(x + i + 8)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_permute4x64_epi64(words, 0xd8));
-  }
-  for (; i < k; i++) out[i] = rounded(x[i]);
+  for (; i + 8 <= k; i += 8) _mm256_storeu_ps(to + i, rounded(_mm256_loadu_ps(x + i)));
+  for (; i < k; i++) to[i] = _mm256_cvtss_f32(rounded(_mm256_set1_ps(x[i])));
+  if (k % 2 != 0) to[k] = 0;
 }
 
 }  // namespace quire::kernels::avx2

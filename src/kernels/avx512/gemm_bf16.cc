@@ -1,17 +1,15 @@
 // bf16 with vdpbf16ps: up to 6 rows x 64 columns, 24 sums, 4 weights and a broadcast in registers.
 #include <immintrin.h>
 
+#include "kernels/avx512/gemm_float_tiles.h"
 #include "kernels/avx512/gemm_tiles.h"
 
 namespace quire::kernels {
 namespace avx512 {
 namespace {
 
-constexpr int kColumns = 64;
-constexpr int kVectors = 4;
-
 template <int kRows>
-__attribute__((noinline)) void tile(const TileArgs& args) {
+__attribute__((noinline)) void pair_tile(const TileArgs& args) {
   const TileArgs t = args;
   __m512 acc[kRows][kVectors];
 #pragma GCC unroll 8
@@ -19,17 +17,17 @@ __attribute__((noinline)) void tile(const TileArgs& args) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) acc[r][v] = _mm512_setzero_ps();
   }
-  const auto* a = static_cast<const uint16_t*>(t.a) + t.begin;
+  const std::byte* a = t.a + static_cast<size_t>(t.begin) * 2;
   const std::byte* p = t.panel + static_cast<size_t>(t.begin) * kColumns * 2;
   const std::byte* end = t.panel + static_cast<size_t>(t.end) * kColumns * 2;
-  for (; p < end; p += kColumns * 4, a += 2) {
+  for (; p < end; p += kColumns * 4, a += 4) {
     __m512bh w[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) w[v] = reinterpret_cast<__m512bh>(_mm512_load_si512(p + v * 64));
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
       int32_t word;
-      __builtin_memcpy(&word, a + static_cast<size_t>(r) * t.a_stride, sizeof word);
+      __builtin_memcpy(&word, a + static_cast<size_t>(r) * t.a_pitch, sizeof word);
       const auto pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(word));
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; v++) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], pair, w[v]);
@@ -42,24 +40,32 @@ __attribute__((noinline)) void tile(const TileArgs& args) {
   }
 }
 
-}  // namespace
-
-void native_bf16_tile(const TileArgs& t) {
-  constexpr GemmKernels::Tile kByRows[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
+void any_pair_tile(const TileArgs& t) {
+  constexpr GemmKernels::Tile kByRows[] = {pair_tile<1>, pair_tile<2>, pair_tile<3>,
+                                           pair_tile<4>, pair_tile<5>, pair_tile<6>};
+  static_assert(sizeof(kByRows) / sizeof(kByRows[0]) == kTileRows);
   kByRows[t.rows - 1](t);
 }
 
-}  // namespace avx512
-
-const GemmKernels& gemm_kernels_avx512_bf16() {
-  static const GemmKernels kernels = [] {
-    GemmKernels k = gemm_kernels_avx512();
-    k.tile[static_cast<int>(Layout::kBF16)] = avx512::native_bf16_tile;
-    k.tile_rows[static_cast<int>(Layout::kBF16)] = 6;
-    return k;
-  }();
-  return kernels;
+void round_row(const float* x, int k, std::byte* out) {
+  const int padded = k + k % 2;
+  for (int i = 0; i < padded; i += 16) {
+    const __m512i value = rounded(_mm512_maskz_loadu_ps(first_lanes(k - i), x + i));
+    const __m256i narrow = _mm512_cvtepi32_epi16(_mm512_srli_epi32(value, 16));
+    _mm256_mask_storeu_epi16(out + i * 2, first_lanes(padded - i), narrow);
+  }
 }
+
+}  // namespace
+
+void set_narrow_bf16_tiles(GemmKernels& kernels) {
+  kernels.tile[static_cast<int>(Layout::kF16)] = any_float_tile<Layout::kF16, true>;
+  kernels.tile[static_cast<int>(Layout::kBF16)] = any_pair_tile;
+  kernels.round_row_bf16 = round_row;
+  kernels.narrow_bf16 = true;
+}
+
+}  // namespace avx512
 
 // One step of rule 1 in 16 lanes, both ways, over words of every kind: numbers, denormals, infinities, NaN.
 bool vdpbf16ps_follows_rule_1() {
@@ -88,6 +94,34 @@ bool vdpbf16ps_follows_rule_1() {
     if ((same | nan) != 0xffff) return false;
   }
   return true;
+}
+
+// Sapphire Rapids starts a vdpbf16ps every other cycle, and two FMAs are faster; on Zen 4 it is the other way round.
+// The bits are the same, so the clock may decide.
+bool vdpbf16ps_is_faster() {
+  constexpr int kInputs = 64;
+  alignas(64) std::byte panel[kInputs * 64 * 2] = {};
+  alignas(64) std::byte a[kTileRows * kInputs * 4] = {};
+  alignas(64) float sums[kTileRows * 64];
+  TileArgs args{};
+  args.rows = kTileRows;
+  args.end = kInputs;
+  args.a = a;
+  args.a_pitch = kInputs * 4;
+  args.panel = panel;
+  args.sums = sums;
+  const auto best_time = [&](GemmKernels::Tile tile) {
+    uint64_t best = UINT64_MAX;
+    for (int i = 0; i < 50; i++) {
+      const uint64_t start = __rdtsc();
+      tile(args);
+      const uint64_t time = __rdtsc() - start;
+      if (time < best) best = time;
+    }
+    return best;
+  };
+  const uint64_t fmas = best_time(avx512::any_float_tile<Layout::kBF16, false>);
+  return best_time(avx512::any_pair_tile) < fmas;
 }
 
 }  // namespace quire::kernels

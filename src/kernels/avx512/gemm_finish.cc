@@ -1,4 +1,4 @@
-// Slices to outputs, and activation rows to bf16; and the table without vdpbf16ps.
+// Slices to outputs, and the tables with and without vdpbf16ps.
 #include <immintrin.h>
 
 #include "kernels/avx512/gemm_tiles.h"
@@ -46,23 +46,6 @@ void finish(const FinishArgs& f) {
   }
 }
 
-void round_row_bf16(const float* x, int k, uint16_t* out) {
-  const __m512i one = _mm512_set1_epi32(1);
-  const __m512i half = _mm512_set1_epi32(0x7fff);
-  const __m512i quiet = _mm512_set1_epi32(0x400000);
-  const __m512i infinity = _mm512_set1_epi32(0x7f800000);
-  for (int i = 0; i < k; i += 16) {
-    const __mmask16 lanes = first_lanes(k - i);
-    const __m512i bits = _mm512_castps_si512(_mm512_maskz_loadu_ps(lanes, x + i));
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
-    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(half, odd));
-    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
-    const __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, infinity);
-    const __m512i value = _mm512_mask_or_epi32(rounded, nan, bits, quiet);
-    _mm256_mask_storeu_epi16(out + i, lanes, _mm512_cvtepi32_epi16(_mm512_srli_epi32(value, 16)));
-  }
-}
-
 }  // namespace avx512
 
 const GemmKernels& gemm_kernels_avx512() {
@@ -72,7 +55,15 @@ const GemmKernels& gemm_kernels_avx512() {
     avx512::set_float_tiles(k);
     k.finish = avx512::finish;
     k.quantise_row = avx512::quantise_row;
-    k.round_row_bf16 = avx512::round_row_bf16;
+    return k;
+  }();
+  return kernels;
+}
+
+const GemmKernels& gemm_kernels_avx512_bf16() {
+  static const GemmKernels kernels = [] {
+    GemmKernels k = gemm_kernels_avx512();
+    avx512::set_narrow_bf16_tiles(k);
     return k;
   }();
   return kernels;

@@ -7,14 +7,12 @@ namespace quire::kernels::avx512 {
 
 // Fills in the tiles of every integer layout.
 void set_integer_tiles(GemmKernels& kernels);
-// Fills in the tiles of f32 and f16, and of bf16 as pairs of FMAs.
+// Fills in the tiles of f32, f16 and bf16, all with FMAs, and what rounds their activations.
 void set_float_tiles(GemmKernels& kernels);
+// Fills in bf16 with vdpbf16ps, and f16 with activations in bf16. Only for CPUs that have it.
+void set_narrow_bf16_tiles(GemmKernels& kernels);
 
 void finish(const FinishArgs& args);
-void quantise_row(const float* x, int k, int8_t* q, GroupMeta* meta);
-void round_row_bf16(const float* x, int k, uint16_t* out);
-
-// bf16 by vdpbf16ps, up to 6 rows. Only on CPUs that have it.
-void native_bf16_tile(const TileArgs& args);
+void quantise_row(const float* x, int k, std::byte* q, std::byte* meta, size_t step);
 
 }  // namespace quire::kernels::avx512

@@ -23,7 +23,7 @@ int largest_magnitude(__m512 low, __m512 high) {
 }
 
 // Writes 16 values to nearest even and returns their sum.
-int store_quantised(__m512 x, __m512 inverse, int8_t* q) {
+int store_quantised(__m512 x, __m512 inverse, std::byte* q) {
   const __m512i value = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtepi32_epi8(value));
   return _mm512_reduce_add_epi32(value);
@@ -31,8 +31,8 @@ int store_quantised(__m512 x, __m512 inverse, int8_t* q) {
 
 }  // namespace
 
-void quantise_row(const float* x, int k, int8_t* q, GroupMeta* meta) {
-  for (int g = 0; g < k / kGroup; g++, x += kGroup, q += kGroup) {
+void quantise_row(const float* x, int k, std::byte* q, std::byte* meta, size_t step) {
+  for (int g = 0; g < k / kGroup; g++, x += kGroup, q += step, meta += step) {
     __m512 low = _mm512_loadu_ps(x);
     __m512 high = _mm512_loadu_ps(x + 16);
     const int largest = largest_magnitude(low, high);
@@ -45,7 +45,9 @@ void quantise_row(const float* x, int k, int8_t* q, GroupMeta* meta) {
     const int first = store_quantised(low, _mm512_set1_ps(inverse), q);
     const int second = store_quantised(high, _mm512_set1_ps(inverse), q + 16);
     const int sum = first + second;
-    meta[g] = {scale, scale * static_cast<float>(sum), -8 * sum, -128 * sum, {-32 * first, -32 * second}};
+    const GroupMeta record = {
+        scale, scale * static_cast<float>(sum), -8 * sum, -128 * sum, {-32 * first, -32 * second}};
+    __builtin_memcpy(meta, &record, sizeof record);
   }
 }
 

@@ -47,9 +47,10 @@ float weight_min(const std::byte* header, const std::byte* scales, int c) {
 
 // The exact integer part of one group: a dot product, or for 16-wide scales two, times those.
 template <Layout L>
-int32_t group_dot(const int8_t* a, const std::byte* weights, const std::byte* scales, int c) {
+int32_t group_dot(const std::byte* a, const std::byte* weights, const std::byte* scales, int c) {
   int32_t half[2] = {0, 0};
-  for (int k = 0; k < kGroup; k++) half[k / 16] += a[k] * (stored_weight<L>(weights, c, k) - weight_offset(L));
+  for (int k = 0; k < kGroup; k++)
+    half[k / 16] += read<int8_t>(a + k) * (stored_weight<L>(weights, c, k) - weight_offset(L));
   if constexpr (L == Layout::kInt8Sub) {
     return half[0] * read<int8_t>(scales + c) + half[1] * read<int8_t>(scales + 32 + c);
   }
@@ -59,56 +60,45 @@ int32_t group_dot(const int8_t* a, const std::byte* weights, const std::byte* sc
 // Rule 4.
 template <Layout L>
 void integer_tile(const TileArgs& t) {
-  for (int r = 0; r < t.rows; r++) {
-    const auto* a = static_cast<const int8_t*>(t.a) + static_cast<size_t>(r) * t.a_stride;
-    const GroupMeta* meta = t.meta + static_cast<size_t>(r) * t.meta_stride;
+  const auto rows = static_cast<size_t>(t.rows);
+  for (size_t r = 0; r < rows; r++) {
     for (int c = 0; c < panel_columns(L); c++) {
       float acc = 0;
-      for (int g = t.begin / kGroup; g < t.end / kGroup; g++) {
-        const auto group = static_cast<size_t>(g);
-        const std::byte* header = t.panel + super_offset(L, group);
-        const std::byte* weights = t.panel + weights_offset(L, group);
+      for (auto g = static_cast<size_t>(t.begin / kGroup); g < static_cast<size_t>(t.end / kGroup); g++) {
+        const std::byte* a = t.a + g * rows * kGroupRowBytes;
+        const auto meta = read<GroupMeta>(a + rows * kGroup + r * sizeof(GroupMeta));
+        const std::byte* header = t.panel + super_offset(L, g);
+        const std::byte* weights = t.panel + weights_offset(L, g);
         const std::byte* scales = weights + weight_bytes(L);
-        const int32_t dot = group_dot<L>(a + group * kGroup, weights, scales, c);
-        acc = std::fma(weight_scale<L>(header, scales, c) * meta[g].scale, static_cast<float>(dot), acc);
-        if constexpr (has_min(L)) acc = std::fma(weight_min<L>(header, scales, c), meta[g].scaled_sum, acc);
+        const int32_t dot = group_dot<L>(a + r * kGroup, weights, scales, c);
+        acc = std::fma(weight_scale<L>(header, scales, c) * meta.scale, static_cast<float>(dot), acc);
+        if constexpr (has_min(L)) acc = std::fma(weight_min<L>(header, scales, c), meta.scaled_sum, acc);
       }
-      t.sums[r * panel_columns(L) + c] = acc;
+      t.sums[r * panel_columns(L) + static_cast<size_t>(c)] = acc;
     }
   }
 }
 
-void f32_tile(const TileArgs& t) {
-  constexpr int kColumns = panel_columns(Layout::kF32);
-  for (int r = 0; r < t.rows; r++) {
-    const float* a = static_cast<const float*>(t.a) + static_cast<size_t>(r) * t.a_stride;
-    for (int c = 0; c < kColumns; c++) {
-      float acc = 0;
-      for (int k = t.begin; k < t.end; k++) acc = std::fma(a[k], read<float>(t.panel + (k * kColumns + c) * 4), acc);
-      t.sums[r * kColumns + c] = acc;
-    }
-  }
-}
-
-float pair_weight(Layout layout, const std::byte* panel, int k, int c) {
-  constexpr int kColumns = panel_columns(Layout::kBF16);
-  if (layout == Layout::kF16) return read_half(panel + (k * kColumns + c) * 2);
-  return bf16_to_float(read<uint16_t>(panel + (k / 2 * kColumns + c) * 4 + k % 2 * 2));
-}
-
-// Rule 1: pairs ascending, the odd element first.
+// Weight k of column c.
 template <Layout L>
-void pair_tile(const TileArgs& t) {
-  constexpr int kColumns = panel_columns(L);
-  for (int r = 0; r < t.rows; r++) {
-    const auto* a = static_cast<const uint16_t*>(t.a) + static_cast<size_t>(r) * t.a_stride;
-    for (int c = 0; c < kColumns; c++) {
+float float_weight(const std::byte* panel, size_t k, size_t c) {
+  if constexpr (L == Layout::kF32) return read<float>(panel + (k * 64 + c) * 4);
+  if constexpr (L == Layout::kF16) return read_half(panel + (k * 64 + c) * 2);
+  return bf16_to_float(read<uint16_t>(panel + (k / 2 * 64 + c) * 4 + k % 2 * 2));
+}
+
+// Rule 1: ascending; but for f32 in pairs, the odd element first.
+template <Layout L>
+void float_tile(const TileArgs& t) {
+  for (size_t r = 0; r < static_cast<size_t>(t.rows); r++) {
+    const std::byte* a = t.a + r * t.a_pitch;
+    for (size_t c = 0; c < 64; c++) {
       float acc = 0;
-      for (int k = t.begin; k < t.end; k += 2) {
-        acc = std::fma(bf16_to_float(a[k + 1]), pair_weight(L, t.panel, k + 1, c), acc);
-        acc = std::fma(bf16_to_float(a[k]), pair_weight(L, t.panel, k, c), acc);
+      for (auto i = static_cast<size_t>(t.begin); i < static_cast<size_t>(t.end); i++) {
+        const size_t k = L == Layout::kF32 ? i : i ^ 1;
+        acc = std::fma(read<float>(a + k * 4), float_weight<L>(t.panel, k, c), acc);
       }
-      t.sums[r * kColumns + c] = acc;
+      t.sums[r * 64 + c] = acc;
     }
   }
 }
@@ -136,7 +126,7 @@ void finish(const FinishArgs& f) {
   }
 }
 
-GroupMeta quantise_group(const float* x, int8_t* q) {
+GroupMeta quantise_group(const float* x, std::byte* q) {
   uint32_t largest = 0;  // magnitudes order like their bits, infinity and NaN above all
   for (int k = 0; k < kGroup; k++) largest = std::max(largest, std::bit_cast<uint32_t>(x[k]) & 0x7fffffffU);
   const auto amax = std::bit_cast<float>(largest);
@@ -146,30 +136,37 @@ GroupMeta quantise_group(const float* x, int8_t* q) {
   const float scale = !finite ? std::bit_cast<float>(0x7fc00000U) : zero ? 0.F : amax / 127.F;
   int32_t sum[2] = {0, 0};
   for (int k = 0; k < kGroup; k++) {
-    q[k] = zero ? int8_t{0} : static_cast<int8_t>(std::nearbyint(x[k] * inverse));
-    sum[k / 16] += q[k];
+    const int value = zero ? 0 : static_cast<int>(std::nearbyint(x[k] * inverse));
+    q[k] = static_cast<std::byte>(value);
+    sum[k / 16] += value;
   }
   const int32_t both = sum[0] + sum[1];
   return {scale, scale * static_cast<float>(both), -8 * both, -128 * both, {-32 * sum[0], -32 * sum[1]}};
 }
 
-void quantise_row(const float* x, int k, int8_t* q, GroupMeta* meta) {
-  for (int g = 0; g < k / kGroup; g++) meta[g] = quantise_group(x + g * kGroup, q + g * kGroup);
+void quantise_row(const float* x, int k, std::byte* q, std::byte* meta, size_t step) {
+  for (size_t g = 0; g < static_cast<size_t>(k / kGroup); g++) {
+    const GroupMeta record = quantise_group(x + g * kGroup, q + g * step);
+    std::memcpy(meta + g * step, &record, sizeof record);
+  }
 }
 
-void round_row_bf16(const float* x, int k, uint16_t* out) {
-  for (int i = 0; i < k; i++) out[i] = float_to_bf16(x[i]);
+void round_row_bf16(const float* x, int k, std::byte* out) {
+  for (int i = 0; i < k + k % 2; i++) {
+    const float value = i < k ? bf16_to_float(float_to_bf16(x[i])) : 0.F;
+    std::memcpy(out + i * 4, &value, 4);
+  }
 }
 
 // In the order of Layout.
 constexpr GemmKernels kKernels = {
-    .tile = {f32_tile, pair_tile<Layout::kF16>, pair_tile<Layout::kBF16>, integer_tile<Layout::kInt4>,
+    .tile = {float_tile<Layout::kF32>, float_tile<Layout::kF16>, float_tile<Layout::kBF16>, integer_tile<Layout::kInt4>,
              integer_tile<Layout::kInt4Min>, integer_tile<Layout::kInt4Super>, integer_tile<Layout::kInt8>,
              integer_tile<Layout::kInt8Min>, integer_tile<Layout::kInt8Super>, integer_tile<Layout::kInt8Sub>},
-    .tile_rows = {4, 4, 4, 4, 4, 4, 4, 4, 4, 4},
     .finish = finish,
     .quantise_row = quantise_row,
     .round_row_bf16 = round_row_bf16,
+    .narrow_bf16 = false,
 };
 
 }  // namespace
