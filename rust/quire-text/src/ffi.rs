@@ -217,7 +217,7 @@ pub unsafe extern "C" fn quire_text_tokenizer_encode(
 pub unsafe extern "C" fn quire_text_tokenizer_vocab(tokenizer: *const Tokenizer, out: *mut VocabView) {
     let vocab = (*tokenizer).vocab();
     *out = VocabView {
-        token_count: vocab.names.len(),
+        token_count: vocab.names.count(),
         name_bytes: vocab.names.bytes.as_ptr(),
         name_offsets: vocab.names.offsets.as_ptr(),
         piece_bytes: vocab.pieces.bytes.as_ptr(),

@@ -102,8 +102,8 @@ impl GgufTokenizer {
         };
         let names = read_names(meta)?;
         let kinds = read_kinds(meta, &names)?;
-        let mut index = NameIndex::with_capacity(names.len());
-        for id in 0..names.len() as u32 {
+        let mut index = NameIndex::with_capacity(names.count());
+        for id in 0..names.count() as u32 {
             if names.get(id).is_empty() {
                 continue;
             }
@@ -117,10 +117,10 @@ impl GgufTokenizer {
         let mut vocab = Vocab {
             flags: kinds.iter().map(|k| if matches!(k, Kind::Control | Kind::Unknown) { SPECIAL } else { 0 }).collect(),
             leading_space: LeadingSpace::Keep,
-            bos: special_id(meta.bos, "bos", if byte_level { None } else { Some(1) }, names.len())?,
-            eos: special_id(meta.eos, "eos", if byte_level { None } else { Some(2) }, names.len())?,
-            unk: special_id(meta.unk, "unknown", if byte_level { None } else { Some(0) }, names.len())?,
-            pad: special_id(meta.pad, "padding", None, names.len())?,
+            bos: special_id(meta.bos, "bos", if byte_level { None } else { Some(1) }, names.count())?,
+            eos: special_id(meta.eos, "eos", if byte_level { None } else { Some(2) }, names.count())?,
+            unk: special_id(meta.unk, "unknown", if byte_level { None } else { Some(0) }, names.count())?,
+            pad: special_id(meta.pad, "padding", None, names.count())?,
             end_ids: Vec::new(),
             names,
             pieces,
@@ -304,7 +304,7 @@ fn read_names(meta: &GgufMetadata) -> Result<StringTable> {
 }
 
 fn read_kinds(meta: &GgufMetadata, names: &StringTable) -> Result<Vec<Kind>> {
-    let count = names.len();
+    let count = names.count();
     if !meta.token_types.is_empty() && meta.token_types.len() != count {
         return Err(Error::corrupt(format!(
             "tokenizer.ggml.token_type has {} entries for {count} tokens",
@@ -374,7 +374,7 @@ fn added(wanted: bool, id: Option<u32>, what: &str) -> Result<Option<u32>> {
 }
 
 fn end_ids(meta: &GgufMetadata, vocab: &Vocab) -> Result<Vec<u32>> {
-    let count = vocab.names.len();
+    let count = vocab.names.count();
     let mut ids: Vec<u32> = END_TOKENS.iter().filter_map(|t| vocab.token_id(t.as_bytes())).collect();
     ids.extend(vocab.eos);
     ids.extend(special_id(meta.eot, "eot", None, count)?);
@@ -423,7 +423,7 @@ fn merge_ids(vocab: &Vocab, merge: &[u8]) -> Option<(u32, u32, u32)> {
 }
 
 fn sentence_piece_rules(meta: &GgufMetadata, vocab: &Vocab, kinds: &[Kind], add_space_prefix: bool) -> Result<Rules> {
-    let count = vocab.names.len();
+    let count = vocab.names.count();
     if meta.scores.len() != count {
         return Err(Error::corrupt(format!(
             "tokenizer.ggml.scores has {} entries for {count} tokens",

@@ -40,7 +40,7 @@ impl StringTable {
         self.offsets.push(end);
         Ok(())
     }
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.offsets.len() - 1
     }
     pub fn get(&self, i: u32) -> &[u8] {
