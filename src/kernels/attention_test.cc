@@ -35,12 +35,15 @@ class World {
   // `rows` query tokens behind `first` earlier ones, all written through `table`. The first `shared` tokens, whole
   // blocks, are those of sequence `of`. Blocks that no row of the step can see become null.
   void add(const KernelTable& table, int64_t first, int rows, int of = -1, int64_t shared = 0) {
+    add(table, random_tokens(shape_, first + rows, rng_), first, rows, of, shared);
+  }
+  void add(const KernelTable& table, DenseTokens dense, int64_t first, int rows, int of = -1, int64_t shared = 0) {
     Sequence s;
     const int64_t tokens = first + rows, block = cache_.view().block_tokens;
     s.first = first;
     s.rows = rows;
     s.first_row = rows_ + 1;
-    s.tokens = random_tokens(shape_, tokens, rng_);
+    s.tokens = std::move(dense);
     if (of >= 0) {
       const Sequence& from = sequences_[static_cast<size_t>(of)];
       s.blocks.assign(from.blocks.begin(), from.blocks.begin() + shared / block);
@@ -282,6 +285,22 @@ TEST_F(Attention, ManagerBlocksAndPackedViews) {
         world.add(writer(), 64, 1);
         world.expect_same_everywhere("blocks of " + std::to_string(block_tokens));
       }
+}
+
+// A sum that underflows to -0 behind the last key: absent and masked keys must not be told apart by it.
+TEST_F(Attention, SignOfZero) {
+  for (const DType dtype : {DType::kBF16, DType::kF32})
+    for (const int64_t depth : {15, 16, 31, 255}) {
+      const AttentionShape shape = shape_of(16, 16, 1, 1, dtype);
+      DenseTokens tokens = {std::vector<float>(static_cast<size_t>(depth + 1) * 16), {}};
+      tokens.v = tokens.k;  // equal scores: every weight is 1
+      const auto last = static_cast<size_t>(depth - depth % 2) * 16;
+      for (size_t d = 0; d < 32 && last + d < tokens.v.size(); d++) tokens.v[last + d] = d < 16 ? 1.2e-38F : -1.8e-38F;
+      World world(shape, 64, 0);
+      world.add(writer(), tokens, depth, 1);
+      world.expect_same_everywhere("sign of zero");
+      EXPECT_EQ(std::signbit(world.oracle()[world.stride()]), false);
+    }
 }
 
 TEST_F(Attention, ManyHeadsOfOneKvHead) {
