@@ -34,7 +34,7 @@ void BlockPool::unlink(BlockId block) {
   --free_count_;
 }
 
-Result<void> BlockPool::take(int64_t count, std::vector<BlockId>& out) {
+Result<void> BlockPool::take(int64_t count, std::vector<BlockId>& out, const std::function<void(BlockId)>& evicted) {
   if (count > free_count_) {
     return fail(ErrorKind::kExhausted,
                 fmt::format("the KV cache has {} free blocks, {} are needed", free_count_, count));
@@ -43,7 +43,7 @@ Result<void> BlockPool::take(int64_t count, std::vector<BlockId>& out) {
     const BlockId block{links_[0].next};
     unlink(block);
     if (index_.is_published(block)) {
-      if (on_evict_) on_evict_(block);
+      if (evicted) evicted(block);
       index_.forget(block);
       ++evictions_;
     }

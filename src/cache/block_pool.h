@@ -31,9 +31,9 @@ class BlockPool {
   int ref_count(BlockId block) const { return refs_[slot(block)]; }
   bool is_free(BlockId block) const { return block != kNullBlock && refs_[slot(block)] == 0; }
 
-  // Appends `count` blocks at reference count 1 to `out`; what they published is forgotten. kExhausted, with nothing
-  // taken, if fewer are free.
-  Result<void> take(int64_t count, std::vector<BlockId>& out);
+  // Appends `count` blocks at reference count 1 to `out`; what they published is forgotten, after a call of `evicted`
+  // (if given) for each such block. kExhausted, with nothing taken, if fewer are free.
+  Result<void> take(int64_t count, std::vector<BlockId>& out, const std::function<void(BlockId)>& evicted = {});
 
   // One more reference for each block; a free one leaves the free list. Null blocks are passed over.
   void hold(std::span<const BlockId> blocks);
@@ -45,8 +45,6 @@ class BlockPool {
   PrefixIndex& index() { return index_; }
   const PrefixIndex& index() const { return index_; }
 
-  // Called with each published block that is about to be handed out, its keys still in the index.
-  void on_evict(std::function<void(BlockId)> listener) { on_evict_ = std::move(listener); }
   // Published blocks handed out since the start.
   int64_t evictions() const { return evictions_; }
 
@@ -72,7 +70,6 @@ class BlockPool {
   int64_t free_count_ = 0;
   int64_t evictions_ = 0;
   PrefixIndex index_;
-  std::function<void(BlockId)> on_evict_;
 };
 
 }  // namespace quire::cache

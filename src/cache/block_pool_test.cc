@@ -61,11 +61,12 @@ TEST(BlockPool, KeepsContentUntilTheBlockIsHandedOutAgain) {
   pool.release(ids({2, 1}));
   EXPECT_EQ(pool.index().find(key(9)), BlockId{1});
   std::vector<BlockId> evicted;
-  pool.on_evict([&](BlockId block) {
+  std::vector<BlockId> blocks;
+  EXPECT_TRUE(pool.take(2, blocks, [&](BlockId block) {
     EXPECT_TRUE(pool.index().is_published(block));
     evicted.push_back(block);
-  });
-  EXPECT_EQ(taken(pool, 2), ids({2, 1}));
+  }));
+  EXPECT_EQ(blocks, ids({2, 1}));
   EXPECT_EQ(evicted, ids({1}));
   EXPECT_EQ(pool.index().find(key(9)), kNullBlock);
   EXPECT_EQ(pool.evictions(), 1);

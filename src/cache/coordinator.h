@@ -20,6 +20,7 @@
 
 #include "cache/block_hash.h"
 #include "cache/block_pool.h"
+#include "cache/events.h"
 #include "cache/hit_search.h"
 #include "cache/planner.h"
 #include "cache/spec.h"
@@ -81,9 +82,12 @@ struct PrefixHit {
 // What the cache must know of a request to publish its blocks.
 struct RequestTokens {
   std::span<const BlockHash> hashes;
-  int64_t num_tokens = 0;  // prompt and output, no drafts: only these are final
+  std::span<const TokenId> tokens;  // prompt and output, no drafts: only these are final
+  const HashKeys* keys = nullptr;   // as hashed; null: none
   int64_t num_prompt_tokens = 0;
   int64_t shared_boundary = 0;  // tokens; a junction of shared prefixes that sparse groups should keep; 0: none
+
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };
 
 struct SlotRequest {
@@ -151,6 +155,12 @@ class Coordinator {
   // step that will not run) is forgotten.
   void release(RequestCache& cache, int64_t valid_tokens);
 
+  // Forgets every prefix; blocks stay with those who hold them. For when what a step wrote is not to be trusted.
+  void forget_prefixes();
+
+  // One subscriber, who gets every event from now on; an empty function ends it.
+  void subscribe(EventSubscriber subscriber) { subscriber_ = std::move(subscriber); }
+
   // The most blocks that a request of `length` tokens ever holds.
   int64_t max_blocks_held(int64_t length) const;
 
@@ -202,11 +212,15 @@ class Coordinator {
   void take_blocks(size_t g, GroupState& state, const Extent& extent);
   void take_token_blocks(size_t g, GroupState& state, int64_t slots);
   void take_state_blocks(size_t g, GroupState& state, int64_t main);
+  void take(int64_t count, std::vector<BlockId>& out);
   BlockId take_one();
   void replace_shared_tail(size_t g, GroupState& state);
   void preserve_shared_tail(size_t g, GroupState& state);
   int64_t tokens_to_publish(size_t g, int64_t num_tokens) const;
   void publish_columns(size_t g, GroupState& state, const RequestTokens& tokens, int64_t start, int64_t end);
+  void forget(BlockId block);
+  void tell_removed(BlockId block) const;
+  void tell_stored(size_t g, const RequestTokens& tokens, int64_t start, int64_t end, int64_t block) const;
   void publish_tail(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens);
 
   CoordinatorConfig config_;
@@ -218,6 +232,7 @@ class Coordinator {
   std::vector<BlockCopy> copies_;
   std::set<std::pair<GroupId, BlockId>> states_of_this_step_;  // recurrent blocks published since begin_step()
   std::vector<BlockId> scratch_;
+  EventSubscriber subscriber_;
 };
 
 }  // namespace quire::cache

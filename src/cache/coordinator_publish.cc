@@ -48,16 +48,22 @@ void Coordinator::publish_columns(size_t g, GroupState& state, const RequestToke
                                 .reused_boundaries = std::span(boundaries, tokens.shared_boundary > 0 ? 2 : 1)},
                                start, end);
   const GroupId id{static_cast<int32_t>(g)};
+  int64_t run_start = start;  // of consecutive published columns
   for (int64_t column = start; column < end; ++column) {
     const BlockId block = state.row[static_cast<size_t>(column)];
-    if (block == kNullBlock || (mask && !(*mask)[static_cast<size_t>(column - start)])) continue;
+    if (block == kNullBlock || (mask && !(*mask)[static_cast<size_t>(column - start)])) {
+      tell_stored(g, tokens, run_start * group.block_tokens, column * group.block_tokens, group.block_tokens);
+      run_start = column + 1;
+      continue;
+    }
     const int64_t length = (column + 1) * group.block_tokens;
     const int64_t published = pool_.index().published_tokens(block);
     QUIRE_CHECK(published < length);
-    if (published > 0) pool_.index().forget(block);  // a boundary inside the block gives way to the whole block
+    if (published > 0) forget(block);  // a boundary inside the block gives way to the whole block
     pool_.index().insert({tokens.hashes[static_cast<size_t>(length / config_.hash_block - 1)], id}, block, length);
     if (group.checkpoints) states_of_this_step_.insert({id, block});
   }
+  tell_stored(g, tokens, run_start * group.block_tokens, end * group.block_tokens, group.block_tokens);
   state.published_columns = end;
 }
 
@@ -75,11 +81,56 @@ void Coordinator::publish_tail(size_t g, GroupState& state, const RequestTokens&
   const BlockId block = state.row[static_cast<size_t>(column)];
   if (block == kNullBlock) return;
   const GroupId id{static_cast<int32_t>(g)};
+  const auto before = pool_.index().size();
   pool_.index().insert({tokens.hashes[unit], id}, block, boundary);
+  if (pool_.index().size() > before) {
+    tell_stored(g, tokens, column * group.block_tokens, boundary, boundary - column * group.block_tokens);
+  }
   if (!group.checkpoints) return;
   state.shared_tail = {{column, block}};
   state.published_columns = column;
   states_of_this_step_.insert({id, block});
+}
+
+void Coordinator::forget(BlockId block) {
+  tell_removed(block);
+  pool_.index().forget(block);
+}
+
+void Coordinator::forget_prefixes() {
+  pool_.index().clear();
+  states_of_this_step_.clear();
+  if (subscriber_) subscriber_(AllClearedEvent{});
+}
+
+void Coordinator::tell_removed(BlockId block) const {
+  if (!subscriber_ || !pool_.index().is_published(block)) return;
+  RemovedEvent event;
+  pool_.index().for_each_key(block, [&](const PrefixIndex::Key& key, int64_t) {
+    event.group = key.group;
+    event.hashes.push_back(key.hash);
+  });
+  subscriber_(event);
+}
+
+// Tokens [start, end) of the request became findable, in blocks of `block` tokens.
+void Coordinator::tell_stored(size_t g, const RequestTokens& tokens, int64_t start, int64_t end, int64_t block) const {
+  if (!subscriber_ || start >= end) return;
+  const auto hash_before = [&](int64_t length) {
+    return tokens.hashes[static_cast<size_t>(length / config_.hash_block - 1)];
+  };
+  StoredEvent event{.group = GroupId{static_cast<int32_t>(g)}, .block_size = block, .spec_kind = name_of(spec(g))};
+  if (start > 0) event.parent = hash_before(start);
+  const auto told = tokens.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(end - start));
+  event.tokens.assign(told.begin(), told.end());
+  if (const auto* window = std::get_if<SlidingWindow>(&spec(g).retention)) event.window = window->window;
+  if (tokens.keys != nullptr && tokens.keys->adapter) event.adapter = tokens.keys->adapter->name;
+  for (int64_t from = start; from < end; from += block) {
+    event.hashes.push_back(hash_before(from + block));
+    event.extra_keys.push_back(tokens.keys == nullptr ? std::vector<EventKey>{}
+                                                      : event_keys(*tokens.keys, from, from + block));
+  }
+  subscriber_(event);
 }
 
 }  // namespace quire::cache

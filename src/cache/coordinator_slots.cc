@@ -14,7 +14,7 @@ bool Coordinator::allocate(RequestCache& cache, const SlotRequest& request, NewB
   const int64_t hit_length = request.hit == nullptr ? 0 : request.hit->length;
   const int64_t computed = request.computed + hit_length;
   if (request.whole_sequence_must_fit) {
-    const int64_t whole = std::min(request.tokens.num_tokens, config_.max_model_len);
+    const int64_t whole = std::min(request.tokens.num_tokens(), config_.max_model_len);
     // A group that gives blocks back on the way never holds more than its bound.
     const int64_t need = std::min(blocks_needed(cache, request, {whole, whole}), max_blocks_held(whole));
     if (need + request.blocks_to_leave_free > pool_.free_count()) return false;
@@ -39,7 +39,7 @@ bool Coordinator::allocate(RequestCache& cache, const SlotRequest& request, NewB
       added->ends.push_back(static_cast<int32_t>(added->ids.size()));
     }
   }
-  publish(cache, request.tokens, std::min(main, request.tokens.num_tokens), main);
+  publish(cache, request.tokens, std::min(main, request.tokens.num_tokens()), main);
   return true;
 }
 
@@ -57,7 +57,7 @@ void Coordinator::give_up_shared_tails(RequestCache& cache) {
   if (!cache.admitted_) return;
   for (auto& state : cache.groups_) {
     if (!state.shared_tail) continue;
-    pool_.index().forget(state.shared_tail->second);
+    forget(state.shared_tail->second);
     state.shared_tail.reset();
   }
 }
@@ -178,7 +178,7 @@ void Coordinator::take_token_blocks(size_t g, GroupState& state, int64_t slots) 
     required += recurrent->speculative_blocks;
   }
   const int64_t missing = required - static_cast<int64_t>(state.row.size());
-  if (missing > 0) QUIRE_CHECK(pool_.take(missing, state.row).has_value());
+  if (missing > 0) take(missing, state.row);
 }
 
 // The running state lives in the last column but the drafts'. When it moves on to another block, the step copies it
@@ -206,12 +206,19 @@ void Coordinator::take_state_blocks(size_t g, GroupState& state, int64_t main) {
     had_state ? preserve_shared_tail(g, state) : replace_shared_tail(g, state);
   }
   const int64_t missing = required - static_cast<int64_t>(state.row.size());
-  if (missing > 0) QUIRE_CHECK(pool_.take(missing, state.row).has_value());
+  if (missing > 0) take(missing, state.row);
+}
+
+// Callers have made sure that as many are free.
+void Coordinator::take(int64_t count, std::vector<BlockId>& out) {
+  std::function<void(BlockId)> evicted;
+  if (subscriber_) evicted = [this](BlockId block) { tell_removed(block); };
+  QUIRE_CHECK(pool_.take(count, out, evicted).has_value());
 }
 
 BlockId Coordinator::take_one() {
   scratch_.clear();
-  QUIRE_CHECK(pool_.take(1, scratch_).has_value());
+  take(1, scratch_);
   return scratch_[0];
 }
 
@@ -254,7 +261,7 @@ void Coordinator::release(RequestCache& cache, int64_t valid_tokens) {
     std::ranges::reverse(state.row);
     pool_.release(state.row);
     for (const BlockId block : state.row) {
-      if (block != kNullBlock && pool_.index().published_tokens(block) > valid_tokens) pool_.index().forget(block);
+      if (block != kNullBlock && pool_.index().published_tokens(block) > valid_tokens) forget(block);
     }
   }
   cache.groups_.clear();

@@ -46,8 +46,7 @@ struct Sequence {
     extend_hashes({.block_size = coordinator.hash_block()}, {}, tokens, hashes);
   }
   RequestTokens view() const {
-    const auto length = static_cast<int64_t>(tokens.size());
-    return {.hashes = hashes, .num_tokens = length, .num_prompt_tokens = length};
+    return {.hashes = hashes, .tokens = tokens, .num_prompt_tokens = static_cast<int64_t>(tokens.size())};
   }
   SlotRequest slots(int64_t computed, int64_t new_tokens) const {
     return {.tokens = view(), .computed = computed, .new_tokens = new_tokens};
@@ -192,6 +191,53 @@ TEST(Coordinator, AStateWrittenInThisStepIsForTheNext) {
   EXPECT_FALSE(coordinator.allocate(second.cache, slots));
   coordinator.begin_step();
   EXPECT_TRUE(coordinator.allocate(second.cache, slots));
+}
+
+// A follower of the events knows the index.
+TEST(Coordinator, TellsWhatBecomesFindableAndWhatIsGone) {
+  auto coordinator = coordinator_for({full(4), window(8, 9)}, 12);
+  std::vector<CacheEvent> events;
+  coordinator.subscribe([&](const CacheEvent& event) { events.push_back(event); });
+  Sequence first(coordinator, 20);
+  const HashKeys keys{.adapter = AdapterKey{.name = "tune"}, .cache_salt = "salt"};
+  auto slots = first.slots(0, 8);
+  slots.tokens.keys = &keys;
+  ASSERT_TRUE(coordinator.allocate(first.cache, slots));
+  slots.computed = 8;
+  ASSERT_TRUE(coordinator.allocate(first.cache, slots));
+  ASSERT_EQ(events.size(), 4U);
+  const auto& start = std::get<StoredEvent>(events[0]);
+  EXPECT_EQ(start.group, GroupId{0});
+  EXPECT_FALSE(start.parent);
+  EXPECT_EQ(start.hashes, (std::vector<BlockHash>{first.hashes[0], first.hashes[1]}));
+  EXPECT_EQ(start.tokens, (std::vector<TokenId>{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(start.adapter, "tune");
+  ASSERT_EQ(start.extra_keys.size(), 2U);
+  EXPECT_EQ(start.extra_keys[0].back().text, "salt");
+  EXPECT_EQ(start.extra_keys[1].size(), 1U);
+  EXPECT_EQ(start.spec_kind, "full");
+  const auto& next = std::get<StoredEvent>(events[3]);
+  EXPECT_EQ(next.group, GroupId{1});
+  EXPECT_EQ(next.parent, first.hashes[1]);
+  EXPECT_EQ(next.hashes, (std::vector<BlockHash>{first.hashes[3]}));
+  EXPECT_EQ(next.block_size, 8);
+  EXPECT_EQ(next.window, 9);
+
+  events.clear();
+  coordinator.release(first.cache, 16);
+  Sequence other(coordinator, 32, 100);
+  ASSERT_TRUE(coordinator.allocate(other.cache, other.slots(0, 28)));  // 11 blocks: all that are there
+  std::vector<BlockHash> gone;
+  for (const auto& event : events) {
+    if (const auto* removed = std::get_if<RemovedEvent>(&event)) {
+      gone.insert(gone.end(), removed->hashes.begin(), removed->hashes.end());
+    }
+  }
+  EXPECT_EQ(gone.size(), 6U);
+  coordinator.forget_prefixes();
+  EXPECT_TRUE(std::holds_alternative<AllClearedEvent>(events.back()));
+  EXPECT_EQ(coordinator.find_hit(other.hashes, 31).length, 0);
+  expect_sound(coordinator, {&other.cache});
 }
 
 TEST(Coordinator, SaysWhatIsWrongWithAConfiguration) {

@@ -238,7 +238,8 @@ cache::SlotRequest Scheduler::slots_for(RequestState& request, int64_t num_new) 
     cache::extend_hashes(hash_scheme_, request.init.keys, request.tokens, request.hashes);
   }
   return {.tokens = {.hashes = request.hashes,
-                     .num_tokens = request.num_tokens(),
+                     .tokens = request.tokens,
+                     .keys = &request.init.keys,
                      .num_prompt_tokens = request.num_prompt,
                      .shared_boundary = request.shared_boundary},
           .computed = request.num_computed,

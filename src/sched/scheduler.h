@@ -120,6 +120,10 @@ class Scheduler {
   // Ends a request, whatever its state. False if it is unknown.
   bool abort(RequestId id);
 
+  // Forgets every cached prefix: for when what a step wrote is not to be trusted.
+  void forget_prefixes() { cache_.forget_prefixes(); }
+  void subscribe(cache::EventSubscriber subscriber) { cache_.subscribe(std::move(subscriber)); }
+
   // Null if unknown or ended. Valid until the next call that is not const.
   const RequestState* find(RequestId id) const;
   std::span<const BlockId> block_row(RequestId id, GroupId group) const;
