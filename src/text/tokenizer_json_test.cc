@@ -110,6 +110,40 @@ TEST(HubTokenizer, TruncationAndPaddingOfTheFileAreIgnored) {
   EXPECT_EQ(encoded(*tokenizer, "0123456789", {.add_special = false}).size(), 10U);
 }
 
+TEST(HubTokenizer, DropoutOfTheFileIsIgnored) {
+  auto file = read_json(golden("tok_bytelevel_300/tokenizer.json"));
+  file["model"]["dropout"] = 0.5;
+  const auto tokenizer = Tokenizer::from_json(file.dump());
+  ASSERT_TRUE(tokenizer.has_value()) << why(tokenizer);
+  const std::string text = "the weather in there is whether they think";
+  const auto expected = encoded(load("tok_bytelevel_300"), text, {});
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(encoded(*tokenizer, text, {}), expected);
+}
+
+TEST(HubTokenizer, IdsThatAPostProcessorMakesUpAreErrors) {
+  auto file = read_json(golden("tok_bytelevel_300/tokenizer.json"));
+  file["post_processor"] = nlohmann::ordered_json::parse(R"({"type": "TemplateProcessing",
+      "single": [{"SpecialToken": {"id": "X", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+      "special_tokens": {"X": {"id": "X", "ids": [4000000000], "tokens": ["X"]}}})");
+  const auto tokenizer = Tokenizer::from_json(file.dump());
+  ASSERT_TRUE(tokenizer.has_value()) << why(tokenizer);
+  EXPECT_TRUE(tokenizer->encode("a", {.add_special = false}).has_value());
+  const auto ids = tokenizer->encode("a", {.add_special = true});
+  ASSERT_FALSE(ids.has_value());
+  EXPECT_EQ(ids.error().kind, ErrorKind::kCorruptFile);
+  EXPECT_NE(ids.error().message.find("4000000000"), std::string::npos);
+}
+
+TEST(HubTokenizer, APanicInTheLibraryIsAnError) {
+  auto file = read_json(golden("tok_bytelevel_300/tokenizer.json"));
+  file["pre_tokenizer"] = {{"type", "FixedLength"}, {"length", 0}};
+  const auto tokenizer = Tokenizer::from_json(file.dump());
+  ASSERT_TRUE(tokenizer.has_value()) << why(tokenizer);
+  const auto ids = tokenizer->encode("abc", {});
+  ASSERT_FALSE(ids.has_value());
+  EXPECT_EQ(ids.error().kind, ErrorKind::kInternal);
+}
+
 TEST(HubTokenizer, BadFilesAreErrors) {
   const std::string good = read_file(golden("tok_bytelevel_300/tokenizer.json"));
   std::vector<std::string> bad = {

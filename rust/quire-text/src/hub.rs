@@ -23,7 +23,12 @@ struct SharedModel(Arc<ModelWrapper>);
 
 impl<'de> Deserialize<'de> for SharedModel {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        ModelWrapper::deserialize(deserializer).map(|model| SharedModel(Arc::new(model)))
+        let mut model = ModelWrapper::deserialize(deserializer)?;
+        // Dropout leaves out merges at random, which is for training: one text must give one list of ids.
+        if let ModelWrapper::BPE(bpe) = &mut model {
+            bpe.dropout = None;
+        }
+        Ok(SharedModel(Arc::new(model)))
     }
 }
 
@@ -80,7 +85,14 @@ impl HubTokenizer {
         let encoding = pipeline
             .encode_fast(text, add_special)
             .map_err(|e| Error::invalid(format!("the text cannot be tokenised: {e}")))?;
-        Ok(encoding.get_ids().to_vec())
+        // A post-processor adds ids of its own, which nothing has checked.
+        let count = self.vocab.names.count();
+        match encoding.get_ids().iter().find(|&&id| id as usize >= count) {
+            Some(id) => {
+                Err(Error::corrupt(format!("tokenizer.json's post_processor adds the id {id}; there are {count}")))
+            }
+            None => Ok(encoding.get_ids().to_vec()),
+        }
     }
 }
 
