@@ -8,7 +8,10 @@
 #include <memory>
 #include <string>
 
+#include "kernels/attention_kernels.h"
 #include "kernels/attention_oracle.h"
+#include "kernels/attention_self_check.h"
+#include "kernels/row_ops.h"
 #include "kernels/test_tables.h"
 
 namespace quire::kernels {
@@ -252,7 +255,7 @@ TEST_F(Attention, WindowsChunksCapsAndSinks) {
 TEST_F(Attention, SharedPrefixes) {
   for (const DType dtype : {DType::kBF16, DType::kF32})
     for (const int window : {0, 300}) {
-      AttentionShape shape = shape_of(32, 32, 4, 2, dtype);
+      AttentionShape shape = shape_of(32, 64, 4, 2, dtype);
       shape.window = window;
       World world(shape, 64, 0, 9);
       world.add(writer(), 900, 1);
@@ -262,6 +265,7 @@ TEST_F(Attention, SharedPrefixes) {
       world.add(writer(), 640, 1, 1, 640);
       world.add(writer(), 300, 30, 0, 256);  // a prompt over the prefix
       world.add(writer(), 256, 1, 0, 256);
+      world.add(writer(), 700, 1, 0, 448);  // all but one page of a chunk
       world.add(writer(), 255, 1, 0, 192);
       world.expect_same_everywhere("shared");
       for (size_t i = 0; i < world.sequences().size(); i++) {
@@ -395,6 +399,22 @@ TEST_F(Attention, RoundingOfHardNumbers) {
       std::memcpy(&k, buffer->data() + (d / 2 * 16) * 4 + d % 2 * 2, 2);
       EXPECT_EQ(k, float_to_bf16(hard[d])) << d << " " << name_of(table.isa);
     }
+  }
+}
+
+TEST_F(Attention, SelfCheckNoticesWrongKernels) {
+  for (const KernelTable& table : test_tables()) {
+    EXPECT_TRUE(attention_self_check(table));
+    EXPECT_TRUE(row_ops_self_check(table));
+    AttentionKernels wrong = *table.attention;
+    wrong.merge = [](float*, SoftmaxState*, const float*, const SoftmaxState*, int) {};
+    KernelTable changed = table;
+    changed.attention = &wrong;
+    EXPECT_EQ(attention_self_check(changed).error().kind, ErrorKind::kInternal);
+    RowKernels other = *table.rows;
+    other.silu_mul = table.rows->gelu_tanh_mul;
+    changed.rows = &other;
+    EXPECT_EQ(row_ops_self_check(changed).error().kind, ErrorKind::kInternal);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/attention_kernels.h"
+#include "kernels/attention_self_check.h"
 #include "kernels/gemm_kernels.h"
 #include "kernels/gemm_self_check.h"
 #include "kernels/row_ops.h"
@@ -64,6 +65,10 @@ Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu) {
                      .scan = &scan_kernels_scalar()};
 }
 
-Result<void> self_test(const KernelTable& table) { return gemm_self_check(table); }
+Result<void> self_test(const KernelTable& table) {
+  for (const auto check : {gemm_self_check, attention_self_check, row_ops_self_check})
+    if (auto ok = check(table); !ok) return ok;
+  return {};
+}
 
 }  // namespace quire::kernels
