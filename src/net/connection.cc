@@ -16,8 +16,8 @@ using Parser = http::request_parser<http::string_body>;
 // Bytes of later requests that are taken in while one runs, so that the end of the connection can be seen behind them.
 constexpr size_t kReadAhead = 64 << 10;
 constexpr std::chrono::milliseconds kPeerCheck{250};    // where reading ahead has reached its bound
-constexpr std::chrono::milliseconds kLingerTime{1000};  // for a client that still sends what was refused
-constexpr size_t kLingerBytes = 4 << 20;
+constexpr std::chrono::milliseconds kLingerTime{2000};  // for a client that still sends what was refused
+constexpr size_t kLingerBytes = 64 << 20;
 
 api::HttpRequest head_of(const Parser& parser, const std::string& client) {
   const auto& message = parser.get();
