@@ -148,6 +148,11 @@ TEST(HubTokenizer, BadFilesAreErrors) {
   const std::string good = read_file(golden("tok_bytelevel_300/tokenizer.json"));
   std::vector<std::string> bad = {
       "", "{", "[]", "{}", "null", "{\"model\":null}", "\xff\xfe", std::string(100000, '[')};
+  for (const char* drop : {"\"type\": \"ByteLevel\"", "\"content\": \"<|im_end|>\"", "\"decoder\":", "{", "["}) {
+    std::string spoiled = good;
+    ASSERT_NE(spoiled.find(drop), std::string::npos) << drop;
+    bad.push_back(spoiled.replace(spoiled.find(drop), 1, ""));
+  }
   for (size_t cut = 1; cut < good.size(); cut += good.size() / 37) bad.push_back(good.substr(0, cut));
 
   auto file = nlohmann::ordered_json::parse(good);
@@ -162,6 +167,7 @@ TEST(HubTokenizer, BadFilesAreErrors) {
   bad.push_back(with("/pre_tokenizer",
                      {{"type", "Split"}, {"pattern", {{"Regex", "("}}}, {"behavior", "Isolated"}, {"invert", false}}));
   bad.push_back(with("/model/vocab/far", 4000000000U));
+  bad.push_back(with("/normalizer", {{"type", "Precompiled"}, {"precompiled_charsmap", "/////w=="}}));
   bad.push_back(with("/decoder", nullptr));
   bad.push_back(with("/decoder", {{"type", "WordPiece"}, {"prefix", "##"}, {"cleanup", true}}));
   for (const std::string& json : bad) {

@@ -86,7 +86,8 @@ fn silence_guarded_panics() {
     });
 }
 
-unsafe fn guard(error: *mut Bytes, work: impl FnOnce() -> Result<()>) -> i32 {
+/// `blame` is what a panic speaks against: the file that is read, or this library.
+unsafe fn guard(error: *mut Bytes, blame: Status, work: impl FnOnce() -> Result<()>) -> i32 {
     silence_guarded_panics();
     GUARDED.with(|g| g.set(true));
     let outcome = catch_unwind(AssertUnwindSafe(work));
@@ -100,7 +101,7 @@ unsafe fn guard(error: *mut Bytes, work: impl FnOnce() -> Result<()>) -> i32 {
                 .map(|s| (*s).to_owned())
                 .or_else(|| payload.downcast_ref::<String>().cloned())
                 .unwrap_or_else(|| "no message".to_owned());
-            Error::new(Status::Internal, format!("the text library panicked: {text}"))
+            Error::new(blame, format!("the text library panicked: {text}"))
         }
     };
     if !error.is_null() {
@@ -142,7 +143,7 @@ fn id_or_none(id: Option<u32>) -> i64 {
 /// `json` must be readable; `out` and `error` must be writable.
 #[no_mangle]
 pub unsafe extern "C" fn quire_text_tokenizer_from_json(json: Str, out: *mut *mut Tokenizer, error: *mut Bytes) -> i32 {
-    guard(error, || {
+    guard(error, Status::CorruptFile, || {
         let tokenizer = Tokenizer::from_json(slice(json.data, json.size))?;
         *out = Box::into_raw(Box::new(tokenizer));
         Ok(())
@@ -157,7 +158,7 @@ pub unsafe extern "C" fn quire_text_tokenizer_from_gguf(
     out: *mut *mut Tokenizer,
     error: *mut Bytes,
 ) -> i32 {
-    guard(error, || {
+    guard(error, Status::Internal, || {
         let m = &*metadata;
         let strings = |data, count| slice(data, count).iter().map(|s: &Str| slice(s.data, s.size)).collect();
         let choice = |value: i32| (value >= 0).then_some(value > 0);
@@ -203,7 +204,7 @@ pub unsafe extern "C" fn quire_text_tokenizer_encode(
     out: *mut Ids,
     error: *mut Bytes,
 ) -> i32 {
-    guard(error, || {
+    guard(error, Status::Internal, || {
         let ids = (*tokenizer).encode(self::text(text, "the text")?, add_special, parse_special)?;
         let ids = Box::leak(ids.into_boxed_slice());
         *out = Ids { data: ids.as_mut_ptr(), size: ids.len() };
@@ -250,7 +251,7 @@ pub unsafe extern "C" fn quire_text_template_compile(
     out: *mut *mut ChatTemplate,
     error: *mut Bytes,
 ) -> i32 {
-    guard(error, || {
+    guard(error, Status::Internal, || {
         let source = text(source, "the chat template")?;
         let tool_use = text(tool_use, "the chat template for tool use")?;
         let template = ChatTemplate::compile(source, tool_use, text(special_tokens, "the special tokens")?)?;
@@ -279,7 +280,7 @@ pub unsafe extern "C" fn quire_text_template_render(
     out: *mut Bytes,
     error: *mut Bytes,
 ) -> i32 {
-    guard(error, || {
+    guard(error, Status::Internal, || {
         let rendered = (*chat_template).render(text(messages, "messages")?, text(options, "template options")?, now)?;
         *out = give_bytes(rendered.into_bytes());
         Ok(())
@@ -311,7 +312,7 @@ mod tests {
     fn run(work: impl FnOnce() -> Result<()>) -> (i32, String) {
         let mut error = Bytes { data: std::ptr::null_mut(), size: 0 };
         unsafe {
-            let status = guard(&mut error, work);
+            let status = guard(&mut error, Status::Internal, work);
             let message = String::from_utf8_lossy(slice(error.data, error.size)).into_owned();
             quire_text_free_bytes(error);
             (status, message)

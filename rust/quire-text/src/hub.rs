@@ -70,8 +70,10 @@ pub struct HubTokenizer {
 
 impl HubTokenizer {
     pub fn from_json(json: &[u8]) -> Result<Self> {
-        let mut parsing: Pipeline =
-            serde_json::from_slice(json).map_err(|e| Error::corrupt(format!("tokenizer.json cannot be read: {e}")))?;
+        let unreadable = |e: serde_json::Error| Error::corrupt(format!("tokenizer.json cannot be read: {e}"));
+        // The crate panics on some files that are not even JSON.
+        serde_json::from_slice::<serde::de::IgnoredAny>(json).map_err(unreadable)?;
+        let mut parsing: Pipeline = serde_json::from_slice(json).map_err(unreadable)?;
         parsing.with_padding(None);
         parsing.with_truncation(None).map_err(|e| Error::corrupt(format!("tokenizer.json: {e}")))?;
         let vocab = read_vocab(&parsing)?;
