@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "base/buffer.h"
 #include "base/cpu.h"
@@ -60,6 +61,34 @@ TEST(Allocator, GivesZeroedAlignedMemoryAndCountsIt) {
   auto impossible = allocator.allocate(SIZE_MAX / 4);
   ASSERT_FALSE(impossible);
   EXPECT_EQ(impossible.error().kind, ErrorKind::kExhausted);
+}
+
+// Pieces of one slab and of the next, and one too large for a slab: zeroed, aligned, apart, and alive without the
+// others.
+TEST(Allocator, PiecesLieBesideEachOtherAndLiveAlone) {
+  Allocator allocator;
+  std::vector<Buffer> pieces;
+  size_t total = 0;
+  for (size_t i = 0; i < 20; i++) {
+    const size_t size = (size_t{5} << 20) + i * 1000 + 1;
+    auto piece = allocator.allocate_beside(i == 10 ? size * 4 : size);
+    ASSERT_TRUE(piece);
+    total += piece->size();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(piece->data()) % 64, 0U);
+    for (std::byte* end : {piece->data(), piece->data() + piece->size() - 1}) {
+      EXPECT_EQ(*end, std::byte{0}) << i;
+      *end = static_cast<std::byte>(i + 1);
+    }
+    pieces.push_back(std::move(*piece));
+  }
+  EXPECT_EQ(allocator.in_use(), total);
+  for (size_t i = 0; i < 20; i++) EXPECT_EQ(pieces[i].data()[0], static_cast<std::byte>(i + 1));
+  pieces.erase(pieces.begin(), pieces.end() - 1);
+  EXPECT_EQ(allocator.in_use(), pieces[0].size());
+  EXPECT_EQ(pieces[0].data()[pieces[0].size() - 1], std::byte{20});
+  pieces.clear();
+  EXPECT_EQ(allocator.in_use(), 0U);
+  EXPECT_FALSE(allocator.allocate_beside(SIZE_MAX / 4));
 }
 
 TEST(Cpu, NamesParseBackAndUnknownOnesDoNot) {

@@ -9,12 +9,15 @@ namespace quire {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kSlab = size_t{64} << 20;
+constexpr size_t kLargestPiece = kSlab / 8;  // larger ones waste little of a mapping of their own
+constexpr size_t kPieceAlignment = 64;
 
 }  // namespace
 
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
-  munmap(data_, mapped_);
+  if (slab_ == nullptr) munmap(data_, mapped_);
   owner_->in_use_.fetch_sub(size_, std::memory_order_relaxed);
 }
 
@@ -22,6 +25,7 @@ void Buffer::swap(Buffer& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
+  std::swap(slab_, other.slab_);
   std::swap(owner_, other.owner_);
 }
 
@@ -54,6 +58,27 @@ Result<Buffer> Allocator::allocate(size_t size) {
   buffer.owner_ = this;
   in_use_.fetch_add(size, std::memory_order_relaxed);
   return buffer;
+}
+
+Result<Buffer> Allocator::allocate_beside(size_t size) {
+  if (size == 0 || size > kLargestPiece) return allocate(size);
+  const std::lock_guard lock(mutex_);
+  if (slab_ == nullptr || slab_used_ + size > kSlab) {
+    auto memory = allocate(kSlab);
+    if (!memory) return std::unexpected(memory.error());
+    in_use_.fetch_sub(kSlab, std::memory_order_relaxed);  // its pieces count
+    memory->size_ = 0;
+    slab_ = std::make_shared<Buffer>(std::move(*memory));
+    slab_used_ = 0;
+  }
+  Buffer piece;
+  piece.data_ = slab_->data_ + slab_used_;
+  piece.size_ = size;
+  piece.slab_ = slab_;
+  piece.owner_ = this;
+  in_use_.fetch_add(size, std::memory_order_relaxed);
+  slab_used_ = (slab_used_ + size + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+  return piece;
 }
 
 }  // namespace quire

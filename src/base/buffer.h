@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <cstddef>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <utility>
 
@@ -37,6 +39,7 @@ class Buffer {
   std::byte* data_ = nullptr;
   size_t size_ = 0;
   size_t mapped_ = 0;
+  std::shared_ptr<Buffer> slab_;  // what it is a piece of, unless it has a mapping of its own
   Allocator* owner_ = nullptr;
 };
 
@@ -49,12 +52,19 @@ class Allocator {
   // `size` zeroed bytes, aligned to 64 at least. kExhausted if the system refuses.
   Result<Buffer> allocate(size_t size);
 
+  // The same, for pieces that are many and live long, such as weights: they lie side by side on huge pages, which small
+  // mappings of their own would not get. A piece's memory returns to the system when those beside it are gone too.
+  Result<Buffer> allocate_beside(size_t size);
+
   // Bytes of address space handed out and not yet returned.
   size_t in_use() const { return in_use_.load(std::memory_order_relaxed); }
 
  private:
   friend class Buffer;
   std::atomic<size_t> in_use_{0};
+  std::mutex mutex_;              // guards the slab that pieces are taken from
+  std::shared_ptr<Buffer> slab_;  // pieces keep theirs alive
+  size_t slab_used_ = 0;
 };
 
 }  // namespace quire

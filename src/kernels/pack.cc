@@ -257,7 +257,7 @@ Result<PackedMatrix> pack(std::span<const PackSource> sources, WeightTarget targ
   const int inputs = static_cast<int>(first.shape[1]);
   const int panels = static_cast<int>((outputs + panel_columns(layout) - 1) / panel_columns(layout));
   const size_t stride = panel_bytes(layout, static_cast<size_t>(inputs));
-  auto storage = allocator.allocate(static_cast<size_t>(panels) * stride);
+  auto storage = allocator.allocate_beside(static_cast<size_t>(panels) * stride);
   if (!storage) return std::unexpected(storage.error());
   const size_t scratch_row = is_integer(layout) ? 0 : static_cast<size_t>(inputs);
   auto scratch = allocator.allocate(static_cast<size_t>(pool.size()) * scratch_row * sizeof(float));
