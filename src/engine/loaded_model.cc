@@ -32,12 +32,27 @@ std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
+// What the configuration contributes to the bits of an answer; the tensors' names and shapes are in their digest.
+std::string numerics_of(const model::ModelSpec& spec) {
+  std::string text = fmt::format("{} eps {} scaled {}\n", spec.architecture, spec.norm_epsilon, spec.scale_embeddings);
+  for (const auto& rope : spec.ropes)
+    text += fmt::format("rope {} {} {} {} {} {} {} {} {} {}\n", static_cast<int>(rope.type), rope.theta,
+                        rope.rotary_dim, rope.interleaved, rope.factor, rope.low_freq_factor, rope.high_freq_factor,
+                        rope.original_max_position, rope.attention_factor, fmt::join(rope.frequency_divisors, " "));
+  for (const auto& layer : spec.layers) {
+    const auto& a = layer.attention;
+    text += fmt::format("layer {} {} {} {} {} {} {} {}\n", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.window, a.rope,
+                        layer.attention_norm.offset, static_cast<int>(layer.mlp.activation));
+  }
+  return text;
+}
+
 // Everything that decides the bits of an answer, but for the request.
 Sha256Digest root_digest(const model::Model& model) {
   Sha256 hash;
   hash.update(model.digest);
-  for (std::string_view part :
-       {kContract, name_of(model.profile), kernels::kKvLayoutId, std::string_view(model.spec.architecture)}) {
+  const std::string numerics = numerics_of(model.spec);
+  for (std::string_view part : {kContract, name_of(model.profile), kernels::kKvLayoutId, std::string_view(numerics)}) {
     hash.update(bytes_of(part));
     hash.update(bytes_of("\n"));
   }
@@ -120,11 +135,11 @@ Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const Engin
     if (!layout) return std::unexpected(layout.error());
     config.layout = *layout;
   }
-  const int64_t wanted = options.max_model_len.value_or(spec->max_positions);
-  if (wanted > spec->max_positions)
-    return fail(ErrorKind::kInvalidRequest,
-                fmt::format("max_model_len {} is more than the model's {}", wanted, spec->max_positions),
-                "max_model_len");
+  // Beyond its own length a model was not trained; the request is met as far as it can be.
+  const int64_t wanted = std::min(options.max_model_len.value_or(spec->max_positions), spec->max_positions);
+  if (options.max_model_len.value_or(0) > wanted)
+    outline.notice = fmt::format("the longest request is {} tokens instead of {}: the model's own length", wanted,
+                                 *options.max_model_len);
   config.max_model_len = wanted;
   config.fit_max_model_len = !options.max_model_len || options.auto_max_model_len;
   config.max_in_flight_tokens = options.max_num_batched_tokens;
@@ -133,6 +148,7 @@ Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const Engin
   config.budget_bytes = static_cast<int64_t>(options.kv_cache_bytes.value_or(default_cache_bytes(weight_bytes)));
   auto plan = cache::plan_cache(outline.layers, config);
   if (!plan) return std::unexpected(plan.error());
+  if (auto executable = cache::check_executable(*plan); !executable) return std::unexpected(executable.error());
   if (plan->max_model_len < wanted)
     outline.notice = fmt::format("the longest request is {} tokens instead of {}: more do not fit {} MiB of KV cache",
                                  plan->max_model_len, wanted, config.budget_bytes >> 20);
@@ -182,7 +198,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& opti
       .vocab_size = loaded->model.spec.vocab_size,
       .max_model_len = plan.max_model_len,
       .end_tokens = loaded->model.spec.end_tokens,
-      .fingerprint = "quire-" + hex(std::span(loaded->cache_root).first(8)),
+      .fingerprint = "quire-" + hex(std::span(loaded->cache_root).first(16)),
       .isa = std::string(name_of(*isa)),
       .threads = loaded->pool->size(),
       .weight_bytes = loaded->model.weight_bytes,
