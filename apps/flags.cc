@@ -25,6 +25,7 @@ std::vector<std::string> normalised(int argc, char** argv) {
 struct EngineFlagTexts {
   std::string dtype = "auto";
   std::string max_model_len;
+  std::string policy = "fcfs";
   int64_t step_time_ms = 0;
   int64_t kv_cache_bytes = 0;
   int block_size = 0;
@@ -39,12 +40,15 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, EngineFlagTexts& t) {
       ->check(CLI::PositiveNumber);
   app.add_option("--block-size", t.block_size, "Tokens of a KV cache block, a multiple of 16; default 32")
       ->check(CLI::PositiveNumber);
-  app.add_option("--kv-cache-layout", o.kv_cache_layout, "LBHNC, LHBNC, BLHNC or BHLNC; default BLHNC");
+  app.add_option("--kv-cache-layout", o.kv_cache_layout,
+                 "Physical order: BLHNC (default), LBHNC, LHBNC, BHLNC; with one kv head also LBNHC, BLNHC");
   app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", o.prefix_caching, "Reuse cached prefixes; on");
   app.add_flag("!--disable-hybrid-kv-cache-manager", o.hybrid_kv_cache, "Keep window layers like full ones");
   app.add_option("--max-num-seqs", o.max_num_seqs, "Requests that run together")->capture_default_str();
   app.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Most tokens of a step")->capture_default_str();
   app.add_option("--max-waiting-requests", o.max_waiting_requests, "Most requests that wait")->capture_default_str();
+  app.add_option("--scheduling-policy", t.policy, "fcfs, or priority: requests with a lower priority value first")
+      ->check(CLI::IsMember({"fcfs", "priority"}));
   app.add_option("--step-time-ms", t.step_time_ms, "Aim for a step while others decode; default 100")
       ->check(CLI::PositiveNumber);
   app.add_option("--threads", o.threads, "Threads that compute; default: the physical cores allowed");
@@ -55,6 +59,7 @@ Result<void> finish(EngineOptions& o, const EngineFlagTexts& t) {
   if (t.dtype == "float32") o.profile = Profile::kF32;
   if (t.dtype == "bfloat16") o.profile = Profile::kBF16;
   if (t.dtype == "q8") o.profile = Profile::kQ8;
+  o.priority_scheduling = t.policy == "priority";
   if (t.kv_cache_bytes > 0) o.kv_cache_bytes = static_cast<size_t>(t.kv_cache_bytes);
   if (t.block_size > 0) o.block_size = t.block_size;
   if (t.step_time_ms > 0) o.step_time = std::chrono::milliseconds(t.step_time_ms);

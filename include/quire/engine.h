@@ -38,6 +38,7 @@ struct EngineOptions {
   int max_num_seqs = 64;
   int max_num_batched_tokens = 2048;  // cap of the step's token budget
   int max_waiting_requests = 1024;
+  bool priority_scheduling = false;          // Request::priority decides who runs, and who is preempted
   std::chrono::milliseconds step_time{100};  // aim for a step while others decode
   int threads = 0;                           // 0: physical cores allowed
   bool check_integrity = false;              // walk the cache after every step

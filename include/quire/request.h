@@ -42,7 +42,7 @@ struct SamplingParams {
 struct Request {
   std::vector<TokenId> prompt;  // not empty
   SamplingParams sampling = {};
-  int priority = 0;             // lower is more important
+  int priority = 0;             // lower is more important, with EngineOptions::priority_scheduling
   std::string cache_salt = {};  // requests share cached prefixes only under the same salt
 };
 

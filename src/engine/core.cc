@@ -46,6 +46,7 @@ Result<std::unique_ptr<Core>> Core::create(std::unique_ptr<LoadedModel> model, c
   sched::SchedulerConfig config;
   config.max_num_seqs = options.max_num_seqs;
   config.hash_root = model->cache_root;
+  if (options.priority_scheduling) config.policy = sched::Policy::kPriority;
   auto scheduler = sched::Scheduler::create(config, std::move(cache));
   if (!scheduler) return std::unexpected(scheduler.error());
   auto tables = exec::RequestTables::make(plan.groups, options.max_num_seqs);

@@ -22,7 +22,6 @@ std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, Profil
 }
 
 Result<KvStorage> KvStorage::make(cache::CachePlan plan, Allocator& allocator) {
-  if (auto executable = cache::check_executable(plan); !executable) return std::unexpected(executable.error());
   if (plan.needs_zeroing)
     return fail(ErrorKind::kUnsupported, "a cache whose groups hold different types in the same blocks");
   auto memory = allocator.allocate(static_cast<size_t>(plan.allocation_bytes));

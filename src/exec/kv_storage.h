@@ -17,6 +17,7 @@ std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, Profil
 
 class KvStorage {
  public:
+  // The plan must have passed cache::check_executable().
   static Result<KvStorage> make(cache::CachePlan plan, Allocator& allocator);
 
   const cache::CachePlan& plan() const { return plan_; }

@@ -23,15 +23,16 @@ CoreHarness::CoreHarness(EngineOptions options) {
   if (!core) die("cannot create the engine: " + core.error().message);
   core_ = std::move(*core);
   core_->set_probe([this](RequestId id, int64_t position, std::span<const float> logits) {
-    answers_.at(id.value).logits[position].assign(logits.begin(), logits.end());
+    Answer& answer = answers_.at(id.value);
+    if (position >= answer.record_from) answer.logits[position].assign(logits.begin(), logits.end());
   });
 }
 
-uint64_t CoreHarness::add(Request request) {
+uint64_t CoreHarness::add(Request request, int64_t record_from) {
   const uint64_t id = next_id_++;
   if (auto valid = engine::validate_request(request, core_->info()); !valid)
     die("bad request: " + valid.error().message);
-  answers_[id];
+  answers_[id].record_from = record_from;
   core_->add(RequestId(id), std::move(request), [this, id](Update update) {
     Answer& answer = answers_.at(id);
     answer.tokens.insert(answer.tokens.end(), update.tokens.begin(), update.tokens.end());

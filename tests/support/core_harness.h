@@ -17,8 +17,9 @@ struct Answer {
   FinishReason finish = FinishReason::kNone;
   std::optional<Error> error;
   int cached_tokens = 0;
-  // By position: the logits behind it, as often as it was computed with logits.
+  // By position: the logits computed there, from the first position on that the request's record began with.
   std::map<int64_t, std::vector<float>> logits;
+  int64_t record_from = 0;
 };
 
 class CoreHarness {
@@ -28,8 +29,8 @@ class CoreHarness {
 
   engine::Core& core() { return *core_; }
 
-  // Adds a request; its answer is filled as steps run.
-  uint64_t add(Request request);
+  // Adds a request; its answer is filled as steps run, with logits of positions from `record_from` on.
+  uint64_t add(Request request, int64_t record_from = 0);
   const Answer& answer(uint64_t id) const { return answers_.at(id); }
   // Steps until nothing is left to do, checking the cache's integrity after each.
   void run();

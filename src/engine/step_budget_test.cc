@@ -1,0 +1,37 @@
+#include "engine/step_budget.h"
+
+#include <gtest/gtest.h>
+
+namespace quire::engine {
+namespace {
+
+TEST(StepBudget, AimsAtTheStepTimeOnceItHasMeasured) {
+  StepBudget budget(0.1, 2048);
+  for (int i = 0; i < 20; ++i) budget.observe(200, 0.2);  // a millisecond a token
+  EXPECT_NEAR(static_cast<double>(budget.tokens(4)), 100, 1);
+  EXPECT_NEAR(static_cast<double>(budget.tokens(0)), 500, 5);  // nobody waits: longer steps
+}
+
+TEST(StepBudget, SmallStepsTellNothing) {
+  StepBudget budget(0.1, 2048);
+  const auto before = budget.tokens(1);
+  budget.observe(1, 10.0);
+  EXPECT_EQ(budget.tokens(1), before);
+}
+
+TEST(StepBudget, AlwaysLetsEveryStreamAndAPromptGetOn) {
+  StepBudget budget(0.001, 2048);
+  for (int i = 0; i < 20; ++i) budget.observe(100, 100.0);
+  EXPECT_GE(budget.tokens(64), 64 + 1);
+  EXPECT_GE(budget.tokens(0), 1);
+}
+
+TEST(StepBudget, NeverExceedsTheCap) {
+  StepBudget budget(10, 256);
+  for (int i = 0; i < 20; ++i) budget.observe(100, 1e-6);
+  EXPECT_EQ(budget.tokens(0), 256);
+  EXPECT_EQ(budget.tokens(8), 256);
+}
+
+}  // namespace
+}  // namespace quire::engine

@@ -1,0 +1,228 @@
+// The embedding API under threads: queueing, cancelling, bounds, faults of single requests, and the end.
+#include "quire/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "support/core_harness.h"
+
+namespace quire::test {
+namespace {
+
+EngineOptions tiny(const std::string& model = golden_dir() + "/llama_untied") {
+  EngineOptions options;
+  options.model = model;
+  options.kv_cache_bytes = size_t{16} << 20;
+  options.threads = 2;
+  options.check_integrity = true;
+  return options;
+}
+
+// Collects the updates of one request; wait() returns when it has ended.
+class Collector {
+ public:
+  Engine::Sink sink() {
+    return [this](Update update) {
+      std::lock_guard lock(mutex_);
+      EXPECT_EQ(answer_.finish, FinishReason::kNone) << "an update after the end";
+      answer_.tokens.insert(answer_.tokens.end(), update.tokens.begin(), update.tokens.end());
+      answer_.finish = update.finish;
+      answer_.error = std::move(update.error);
+      changed_.notify_all();
+    };
+  }
+  Answer wait() {
+    std::unique_lock lock(mutex_);
+    const bool ended =
+        changed_.wait_for(lock, std::chrono::seconds(120), [&] { return answer_.finish != FinishReason::kNone; });
+    EXPECT_TRUE(ended);
+    return answer_;
+  }
+  void wait_for_tokens(size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::seconds(120), [&] { return answer_.tokens.size() >= count; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Answer answer_;
+};
+
+TEST(Engine, ManyThreadsGetTheAnswersOfOne) {
+  auto engine = *Engine::load(tiny());
+  std::vector<std::vector<TokenId>> alone;
+  for (int i = 0; i < 8; ++i) {
+    Collector collector;
+    ASSERT_TRUE(engine->submit(greedy({5, 6, i}, 12), collector.sink()));
+    alone.push_back(collector.wait().tokens);
+  }
+  std::vector<std::jthread> clients;
+  for (int i = 0; i < 8; ++i)
+    clients.emplace_back([&, i] {
+      for (int round = 0; round < 5; ++round) {
+        Collector collector;
+        ASSERT_TRUE(engine->submit(greedy({5, 6, i}, 12), collector.sink()));
+        EXPECT_EQ(collector.wait().tokens, alone[static_cast<size_t>(i)]);
+      }
+    });
+  clients.clear();
+  EXPECT_EQ(engine->stats().running, 0);
+  EXPECT_EQ(engine->stats().kv_cache_usage, 0);
+}
+
+TEST(Engine, ACancelledRequestEndsAndGivesItsBlocksBack) {
+  auto engine = *Engine::load(tiny());
+  Collector collector, other;
+  const auto id = engine->submit(greedy({1, 2, 3}, 400), collector.sink());
+  ASSERT_TRUE(id);
+  ASSERT_TRUE(engine->submit(greedy({1, 2, 4}, 30), other.sink()));
+  collector.wait_for_tokens(2);
+  engine->cancel(*id);
+  const Answer answer = collector.wait();
+  EXPECT_EQ(answer.finish, FinishReason::kAborted);
+  EXPECT_LT(answer.tokens.size(), 400U);
+  EXPECT_EQ(other.wait().finish, FinishReason::kLength);
+  engine->cancel(*id);     // again: nothing happens
+  engine->cancel(123456);  // unknown: nothing happens
+  Collector after;
+  ASSERT_TRUE(engine->submit(greedy({9}, 2), after.sink()));
+  EXPECT_EQ(after.wait().tokens.size(), 2U);
+  EXPECT_EQ(engine->stats().kv_cache_usage, 0);
+}
+
+TEST(Engine, TheWaitingQueueIsBounded) {
+  EngineOptions options = tiny();
+  options.max_num_seqs = 1;
+  options.max_num_batched_tokens = 16;
+  options.max_waiting_requests = 3;
+  auto engine = *Engine::load(options);
+  std::vector<std::unique_ptr<Collector>> collectors;
+  int refused = 0;
+  for (int i = 0; i < 50; ++i) {
+    collectors.push_back(std::make_unique<Collector>());
+    const auto id = engine->submit(greedy({1, 2, 3}, 100), collectors.back()->sink());
+    if (id) continue;
+    EXPECT_EQ(id.error().kind, ErrorKind::kExhausted);
+    collectors.pop_back();
+    ++refused;
+  }
+  EXPECT_GT(refused, 0);
+  for (auto& collector : collectors) EXPECT_EQ(collector->wait().finish, FinishReason::kLength);
+}
+
+TEST(Engine, DestroyingItEndsWhatRuns) {
+  Collector first, second;
+  {
+    auto engine = *Engine::load(tiny());
+    ASSERT_TRUE(engine->submit(greedy({1, 2, 3}, 450), first.sink()));
+    ASSERT_TRUE(engine->submit(greedy({4}, 450), second.sink()));
+    first.wait_for_tokens(1);
+  }
+  EXPECT_EQ(first.wait().finish, FinishReason::kAborted);
+  EXPECT_EQ(second.wait().finish, FinishReason::kAborted);
+}
+
+TEST(Engine, RefusesWhatCannotRunAndNamesTheField) {
+  auto engine = *Engine::load(tiny());
+  const auto refused = [&](Request request) {
+    Collector collector;
+    const auto id = engine->submit(std::move(request), collector.sink());
+    return id ? std::string() : id.error().param;
+  };
+  EXPECT_EQ(refused(greedy({}, 1)), "prompt");
+  EXPECT_EQ(refused(greedy({-1}, 1)), "prompt");
+  EXPECT_EQ(refused(greedy({300}, 1)), "prompt");
+  EXPECT_EQ(refused(greedy(std::vector<TokenId>(512, 1), 1)), "prompt");
+  Request hot = greedy({1}, 1);
+  hot.sampling.top_p = 2;
+  EXPECT_EQ(refused(hot), "top_p");
+}
+
+TEST(Engine, AnEndTokenStopsUnlessIgnored) {
+  CoreHarness harness(tiny());
+  const std::vector<TokenId> greedy_tokens = harness.run({greedy({1, 2, 3}, 20)}).front().tokens;
+  Request request = greedy({1, 2, 3}, 20);
+  request.sampling.stop_token_ids = {greedy_tokens[4]};
+  const Answer stopped = harness.run({request}).front();
+  EXPECT_EQ(stopped.finish, FinishReason::kStop);
+  const auto first = std::find(greedy_tokens.begin(), greedy_tokens.end(), greedy_tokens[4]);
+  EXPECT_EQ(stopped.tokens, std::vector<TokenId>(greedy_tokens.begin(), first + 1));
+}
+
+// A copy of the untied Llama whose embedding of token 7 is not a number.
+std::filesystem::path model_with_a_poisoned_token() {
+  const std::filesystem::path from = golden_dir() + "/llama_untied";
+  const auto to = std::filesystem::temp_directory_path() / ("quire_poisoned_" + std::to_string(getpid()));
+  std::filesystem::create_directories(to);
+  std::filesystem::copy_file(from / "config.json", to / "config.json",
+                             std::filesystem::copy_options::overwrite_existing);
+  std::ifstream in(from / "model.safetensors", std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(in), {});
+  uint64_t header_size = 0;
+  std::memcpy(&header_size, bytes.data(), 8);
+  const auto header = nlohmann::json::parse(bytes.substr(8, header_size));
+  const auto& entry = header["model.embed_tokens.weight"];
+  const size_t row_bytes = entry["shape"][1].get<size_t>() * 2;
+  const size_t at = 8 + header_size + entry["data_offsets"][0].get<size_t>() + 7 * row_bytes;
+  for (size_t i = 0; i < row_bytes; i += 2) bytes.replace(at + i, 2, "\xc0\x7f", 2);
+  std::ofstream(to / "model.safetensors", std::ios::binary) << bytes;
+  return to;
+}
+
+TEST(Engine, AFaultInOneRequestEndsThatRequestAlone) {
+  const auto folder = model_with_a_poisoned_token();
+  {
+    for (Profile profile : {Profile::kBF16, Profile::kF32}) {
+      EngineOptions options = tiny(folder);
+      options.profile = profile;
+      CoreHarness harness(options);
+      const Answer alone = harness.run({greedy({1, 2, 3}, 10)}).front();
+      const auto answers = harness.run({greedy({1, 2, 3}, 10), greedy({1, 7, 3}, 10), greedy({4, 5, 6}, 10)});
+      EXPECT_EQ(answers[0].tokens, alone.tokens);
+      EXPECT_EQ(answers[1].finish, FinishReason::kError);
+      ASSERT_TRUE(answers[1].error);
+      EXPECT_EQ(answers[1].error->kind, ErrorKind::kInternal);
+      EXPECT_EQ(answers[2].finish, FinishReason::kLength);
+      EXPECT_EQ(harness.core().stats().kv_cache_usage, 0);
+    }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Load, ALengthBeyondTheModelsOwnIsLowered) {
+  EngineOptions options = tiny();
+  options.max_model_len = 100000;
+  EXPECT_EQ((*Engine::load(options))->info().max_model_len, 512);
+}
+
+TEST(Load, SaysWhatIsWrong) {
+  const auto message = [](EngineOptions options) {
+    auto engine = Engine::load(std::move(options));
+    return engine ? std::string() : engine.error().message;
+  };
+  EXPECT_NE(message(tiny("/nonexistent/model")).find("/nonexistent/model"), std::string::npos);
+  EngineOptions options = tiny();
+  options.max_model_len = 512;
+  options.kv_cache_bytes = 100000;
+  EXPECT_NE(message(options), "");
+  options = tiny();
+  options.block_size = 40;
+  EXPECT_NE(message(options).find("block_size"), std::string::npos);
+  options = tiny();
+  options.kv_cache_layout = "HBLNC";
+  EXPECT_NE(message(options).find("LBHNC"), std::string::npos);
+  options = tiny();
+  options.max_num_seqs = 64;
+  options.max_num_batched_tokens = 32;
+  EXPECT_NE(message(options).find("max_num_batched_tokens"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace quire::test
