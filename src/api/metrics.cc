@@ -154,9 +154,10 @@ std::string Metrics::text(const std::string& model_name, const ModelInfo& info, 
   page.histogram("vllm:request_decode_time_seconds", "From an answer's first token to its last.", decode_time_);
   page.histogram("vllm:request_prompt_tokens", "Prompt tokens, by answer.", prompt_tokens_);
   page.histogram("vllm:request_generation_tokens", "Generated tokens, by answer.", generation_tokens_);
-  page.family("quire:http_replies_total", "counter", "HTTP replies, by status.");
+  page.family("quire:completion_replies_total", "counter",
+              "Replies to requests for completions, by status; 499: the client left.");
   for (const auto& [status, count] : replies_) {
-    page.sample("quire:http_replies_total", count, fmt::format(",status=\"{}\"", status));
+    page.sample("quire:completion_replies_total", count, fmt::format(",status=\"{}\"", status));
   }
   return out;
 }

@@ -124,7 +124,7 @@ TEST_F(ServiceTest, CancelsWhenTheClientLeaves) {
   engine_.send(1, {.finish = FinishReason::kAborted});
   exchange->run_ready();
   EXPECT_EQ(metric("vllm:request_success_total{model_name=\"m\",engine=\"0\",finished_reason=\"abort\""), "1");
-  EXPECT_EQ(metric("quire:http_replies_total{model_name=\"m\",engine=\"0\",status=\"499\""), "1");
+  EXPECT_EQ(metric("quire:completion_replies_total{model_name=\"m\",engine=\"0\",status=\"499\""), "1");
 }
 
 TEST_F(ServiceTest, CancelsAlsoWhenTheClientLeavesBeforeTheIdsAreKnown) {

@@ -2,16 +2,15 @@
 // does what the test tells it. For tests alone.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <condition_variable>
 #include <mutex>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "api/backend.h"
+#include "api/json_writer.h"
+#include "base/check.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -23,44 +22,36 @@ inline constexpr int64_t kTestLength = 256;  // the model's length in tokens
 
 // Token b is byte b.
 inline text::Tokenizer byte_tokenizer() {
-  nlohmann::json vocabulary;
+  std::string file;
+  JsonWriter json(file);
+  constexpr std::string_view kByteLevel =
+      R"({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true})";
+  json.begin_object().key("version").value("1.0").key("truncation").null().key("padding").null();
+  json.key("normalizer").null().key("post_processor").null();
+  json.key("pre_tokenizer").raw(kByteLevel).key("decoder").raw(kByteLevel);
+  json.key("added_tokens").begin_array();
+  TokenId id = 256;
+  for (const char* name : {"<s>", "<|end|>", "<|stop|>"}) {
+    json.begin_object().key("id").value(id++).key("content").value(name).key("special").value(true);
+    for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"}) json.key(flag).value(false);
+    json.end_object();
+  }
+  json.end_array().key("model").begin_object().key("type").value("BPE").key("merges").begin_array().end_array();
+  json.key("vocab").begin_object();
   int next = 256;  // bytes that do not print are spelt by characters from U+0100 on
   for (int byte = 0; byte < 256; ++byte) {
     const bool prints = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
     const int code = prints ? byte : next++;
-    std::string name;
     if (code < 0x80) {
-      name = static_cast<char>(code);
+      json.key(std::string(1, static_cast<char>(code)));
     } else {
-      name = {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
+      json.key(std::string{static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))});
     }
-    vocabulary[name] = byte;
+    json.value(byte);
   }
-  nlohmann::json added = nlohmann::json::array();
-  int id = 256;
-  for (const char* name : {"<s>", "<|end|>", "<|stop|>"}) {
-    added.push_back({{"id", id++},
-                     {"content", name},
-                     {"special", true},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false}});
-  }
-  const nlohmann::json level = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  const nlohmann::json file = {
-      {"version", "1.0"},
-      {"truncation", nullptr},
-      {"padding", nullptr},
-      {"added_tokens", added},
-      {"normalizer", nullptr},
-      {"pre_tokenizer", level},
-      {"post_processor", nullptr},
-      {"decoder", level},
-      {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", nlohmann::json::array()}}}};
-  auto tokenizer = text::Tokenizer::from_json(file.dump());
-  EXPECT_TRUE(tokenizer.has_value()) << tokenizer.error().message;
+  json.end_object().end_object().end_object();
+  auto tokenizer = text::Tokenizer::from_json(file);
+  QUIRE_CHECK(tokenizer.has_value());
   return std::move(*tokenizer);
 }
 
@@ -69,7 +60,7 @@ inline text::ChatTemplate small_template() {
       {.text = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if not loop.last %}|{% endif %}{% endfor %}"
                "{% if tools %}T{{ tools | length }}{% endif %}{% if mood %}({{ mood }}){% endif %}"
                "{% if add_generation_prompt %}|[assistant]{% endif %}"});
-  EXPECT_TRUE(made.has_value()) << made.error().message;
+  QUIRE_CHECK(made.has_value());
   return std::move(*made);
 }
 
