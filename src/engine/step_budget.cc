@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t kTellingTokens = 32;  // smaller steps are bound by memory, not by tokens
 constexpr int64_t kFewestTokens = 16;   // a prompt must get on, however slow the machine
 constexpr int64_t kFirstTokens = 128;   // until a step has been measured
-constexpr double kAloneFactor = 5;      // without streams that wait, steps may be this much longer
+constexpr double kAloneFactor = 2;      // without streams that wait, steps may be this much longer
 constexpr double kNewest = 0.5;         // weight of the newest measurement
 
 }  // namespace
