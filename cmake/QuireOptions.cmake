@@ -21,6 +21,9 @@ endif()
 
 # The bit contract: no contraction unless written as fma(), never fast-math (docs/determinism.md).
 add_compile_options(-ffp-contract=off)
+if(QUIRE_SCALAR_ONLY)
+  add_compile_definitions(QUIRE_SCALAR_ONLY)
+endif()
 if(QUIRE_SANITIZE)
   add_compile_options(-fsanitize=${QUIRE_SANITIZE} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${QUIRE_SANITIZE})
