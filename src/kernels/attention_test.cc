@@ -2,165 +2,17 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <memory>
 #include <string>
 
 #include "kernels/attention_kernels.h"
-#include "kernels/attention_oracle.h"
 #include "kernels/attention_self_check.h"
+#include "kernels/attention_world.h"
 #include "kernels/row_ops.h"
-#include "kernels/test_tables.h"
 
 namespace quire::kernels {
 namespace {
 
-// Sequences in one cache and what the oracle says of every query row. Rows of the step lie in the given order of
-// sequences, with one row of padding before each, and strides are wider than the rows.
-class World {
- public:
-  struct Sequence {
-    std::vector<int32_t> blocks;
-    std::vector<int32_t> pages;
-    DenseTokens tokens;
-    int64_t first = 0;
-    int rows = 0;
-    int first_row = 0;
-  };
-
-  World(const AttentionShape& shape, int block_tokens, int gap, unsigned seed = 1)
-      : shape_(shape), rng_(seed), cache_(shape, 4000 / block_tokens + 20, block_tokens, gap) {
-    options_.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
-  }
-
-  // `rows` query tokens behind `first` earlier ones, all written through `table`. The first `shared` tokens, whole
-  // blocks, are those of sequence `of`. Blocks that no row of the step can see become null.
-  void add(const KernelTable& table, int64_t first, int rows, int of = -1, int64_t shared = 0) {
-    add(table, random_tokens(shape_, first + rows, rng_), first, rows, of, shared);
-  }
-  void add(const KernelTable& table, DenseTokens dense, int64_t first, int rows, int of = -1, int64_t shared = 0) {
-    Sequence s;
-    const int64_t tokens = first + rows, block = cache_.view().block_tokens;
-    s.first = first;
-    s.rows = rows;
-    s.first_row = rows_ + 1;
-    s.tokens = std::move(dense);
-    if (of >= 0) {
-      const Sequence& from = sequences_[static_cast<size_t>(of)];
-      s.blocks.assign(from.blocks.begin(), from.blocks.begin() + shared / block);
-      const auto n = static_cast<ptrdiff_t>(shared * shape_.kv_heads * shape_.head_dim);
-      std::copy_n(from.tokens.k.begin(), n, s.tokens.k.begin());
-      std::copy_n(from.tokens.v.begin(), n, s.tokens.v.begin());
-    }
-    const auto own = cache_.take(tokens - shared);
-    s.blocks.insert(s.blocks.end(), own.begin(), own.end());
-    ThreadPool pool(2);
-    cache_.write(table, s.blocks, s.tokens, shared, tokens, pool);
-    int64_t seen = 0;
-    if (shape_.window > 0) seen = std::max(seen, first - shape_.window + 1);
-    if (shape_.chunk > 0) seen = std::max(seen, first / shape_.chunk * shape_.chunk);
-    auto visible = s.blocks;
-    for (int64_t b = 0; (b + 1) * block <= seen; b++) visible[static_cast<size_t>(b)] = 0;
-    s.pages = cache_.pages(visible);
-    rows_ += rows + 1;
-    sequences_.push_back(std::move(s));
-  }
-
-  void set_options(float soft_cap, bool sinks) {
-    options_.soft_cap = soft_cap;
-    sinks_ = random_numbers(static_cast<size_t>(shape_.q_heads), rng_);
-    options_.sinks = sinks ? sinks_.data() : nullptr;
-  }
-
-  // All rows of the step by these kernels; `only` one sequence if it is not negative.
-  std::vector<float> run(const KernelTable& table, int threads, int only = -1) {
-    std::vector<AttentionSequence> sequences;
-    for (size_t i = 0; i < sequences_.size(); i++) {
-      const Sequence& s = sequences_[i];
-      if (only >= 0 && only != static_cast<int>(i)) continue;
-      sequences.push_back({.pages = s.pages, .first_row = s.first_row, .num_rows = s.rows, .first_position = s.first});
-    }
-    return run_parts(table, sequences, threads);
-  }
-
-  std::vector<float> run_parts(const KernelTable& table, std::span<const AttentionSequence> sequences, int threads) {
-    make_queries();
-    AttentionPlan plan;
-    plan.build(shape_, sequences, threads);
-    std::vector<float> out(static_cast<size_t>(rows_) * stride(), kUntouched);
-    ThreadPool pool(threads);
-    for (int again = 0; again < 2; again++)  // the workspace may hold anything
-      attend(table, plan, cache_.view(),
-             {.q = q_.data(),
-              .out = out.data(),
-              .q_stride = stride(),
-              .out_stride = stride(),
-              .scale = options_.scale,
-              .soft_cap = options_.soft_cap,
-              .sinks = options_.sinks},
-             workspace_, pool);
-    return out;
-  }
-
-  const std::vector<float>& oracle() {
-    if (!oracle_.empty()) return oracle_;
-    make_queries();
-    oracle_.assign(static_cast<size_t>(rows_) * stride(), kUntouched);
-    for (const Sequence& s : sequences_)
-      for (int t = 0; t < s.rows; t++)
-        for (int h = 0; h < shape_.q_heads; h++) {
-          const size_t at = static_cast<size_t>(s.first_row + t) * stride() + static_cast<size_t>(h * shape_.head_dim);
-          const auto o = attention_oracle(shape_, s.tokens, q_.data() + at, h, s.first + t, options_);
-          std::copy(o.begin(), o.end(), oracle_.begin() + static_cast<ptrdiff_t>(at));
-        }
-    return oracle_;
-  }
-
-  // Differing rows, described; empty if none.
-  std::string compare(const std::vector<float>& got) {
-    const auto& want = oracle();
-    const auto width = static_cast<size_t>(shape_.q_heads * shape_.head_dim);
-    std::string bad;
-    for (size_t row = 0; row < static_cast<size_t>(rows_); row++)
-      if (std::memcmp(&want[row * stride()], &got[row * stride()], width * sizeof(float)) != 0)
-        bad += " " + std::to_string(row);
-    return bad.empty() ? bad : "rows differ:" + bad;
-  }
-
-  void expect_same_everywhere(const std::string& what) {
-    for (const KernelTable& table : test_tables())
-      for (const int threads : {1, 2, 3}) {
-        if (table.isa == Isa::kScalar && threads != 2) continue;  // slow
-        EXPECT_EQ(compare(run(table, threads)), "")
-            << what << ", " << name_of(table.isa) << (table.native_bf16 ? " native" : "") << ", " << threads
-            << " threads";
-      }
-  }
-
-  const std::vector<Sequence>& sequences() const { return sequences_; }
-  const TestCache& cache() const { return cache_; }
-  size_t stride() const { return static_cast<size_t>(shape_.q_heads * shape_.head_dim) + 7; }
-
- private:
-  static constexpr float kUntouched = 12345.0F;
-
-  void make_queries() {
-    if (q_.empty()) q_ = random_numbers(static_cast<size_t>(rows_) * stride(), rng_);
-  }
-
-  AttentionShape shape_;
-  std::mt19937 rng_;
-  TestCache cache_;
-  OracleOptions options_;
-  std::vector<float> sinks_;
-  std::vector<Sequence> sequences_;
-  int rows_ = 0;
-  std::vector<float> q_;
-  std::vector<float> oracle_;
-  AttentionWorkspace workspace_;
-};
+using World = AttentionWorld;
 
 class Attention : public ::testing::Test {
  protected:
@@ -170,10 +22,6 @@ class Attention : public ::testing::Test {
     return table;
   }
 };
-
-AttentionShape shape_of(int head_dim, int page, int group, int kv_heads = 1, DType dtype = DType::kBF16) {
-  return {.q_heads = group * kv_heads, .kv_heads = kv_heads, .head_dim = head_dim, .page_tokens = page, .dtype = dtype};
-}
 
 const int kHeadDims[] = {8, 16, 24, 32, 64, 80, 96, 112, 128, 192, 256};
 
@@ -311,95 +159,6 @@ TEST_F(Attention, ManyHeadsOfOneKvHead) {
   World world(shape_of(16, 16, 71), 64, 0);
   world.add(writer(), 270, 2);
   world.expect_same_everywhere("71 heads");
-}
-
-// The layout that attention.h describes, number by number; other bytes are not touched.
-TEST_F(Attention, WriteLayout) {
-  for (const KernelTable& table : test_tables())
-    for (const DType dtype : {DType::kBF16, DType::kF32})
-      for (const int head_dim : {8, 24, 64, 80, 192}) {
-        const AttentionShape shape = shape_of(head_dim, 32, 1, 2, dtype);
-        const int per = dtype == DType::kF32 ? 1 : 2, size = static_cast<int>(size_of(dtype));
-        Allocator memory;
-        auto buffer = memory.allocate(kv_head_bytes(dtype, 32, head_dim) * 2 * 8);
-        ASSERT_TRUE(buffer);
-        std::memset(buffer->data(), 0xa5, buffer->size());
-        std::vector<std::byte> want(buffer->data(), buffer->data() + buffer->size());
-        KvView view = {.base = buffer->data(),
-                       .page_stride = buffer->size() / 8,
-                       .head_stride = buffer->size() / 16,
-                       .block_tokens = 64,
-                       .pages_per_block = 3};
-        std::mt19937 rng(2);
-        // Runs, single tokens, halves of pairs, skipped ones, a page's edge.
-        const std::vector<int64_t> slots = {64, 65, 66, -1, 71, 95, 96, 97, 127, -1, 3, 0, 18, 17};
-        const auto k = random_numbers(slots.size() * static_cast<size_t>(head_dim) * 2 + 100, rng);
-        const auto v = random_numbers(k.size(), rng);
-        const auto stride = static_cast<size_t>(head_dim) * 2 + 3;
-        const auto put = [&](size_t tile, size_t element, float x) {
-          if (dtype == DType::kF32) {
-            std::memcpy(&want[tile + element * 4], &x, 4);
-          } else {
-            const uint16_t b = float_to_bf16(x);
-            std::memcpy(&want[tile + element * 2], &b, 2);
-          }
-        };
-        for (size_t t = 0; t < slots.size(); t++)
-          for (int h = 0; h < 2; h++)
-            for (int d = 0; d < head_dim && slots[t] >= 0; d++) {
-              const int64_t offset = slots[t] % 64, page = slots[t] / 64 * 3 + offset / 32;
-              const int place = static_cast<int>(offset % 32), block = d / 64,
-                        width = std::min(64, head_dim - block * 64);
-              const size_t tile =
-                  static_cast<size_t>(page) * view.page_stride + static_cast<size_t>(h) * view.head_stride;
-              put(tile, static_cast<size_t>((d / per * 32 + place) * per + d % per),
-                  k[t * stride + static_cast<size_t>(h * head_dim + d)]);
-              put(tile + static_cast<size_t>(32 * head_dim * size),
-                  static_cast<size_t>(block * 64 * 32 + (place / per * width + d % 64) * per + place % per),
-                  v[t * stride + static_cast<size_t>(h * head_dim + d)]);
-            }
-        ThreadPool pool(2);
-        write_kv(table, shape, view,
-                 {.slots = slots, .k = k.data(), .v = v.data(), .k_stride = stride, .v_stride = stride}, pool);
-        EXPECT_EQ(std::memcmp(want.data(), buffer->data(), want.size()), 0) << name_of(table.isa) << " " << head_dim;
-      }
-}
-
-TEST_F(Attention, RoundingOfHardNumbers) {
-  const float hard[16] = {0.0F,
-                          -0.0F,
-                          1.00390625F,
-                          1.01171875F,
-                          -1.00390625F,
-                          3.4e38F,
-                          -3.4e38F,
-                          1e-38F,
-                          1.17e-38F,
-                          std::numeric_limits<float>::infinity(),
-                          -std::numeric_limits<float>::infinity(),
-                          std::numeric_limits<float>::quiet_NaN(),
-                          std::bit_cast<float>(0x7f800001U),
-                          std::bit_cast<float>(0xff800001U),
-                          std::bit_cast<float>(0x007fffffU),
-                          1e-45F};
-  for (const KernelTable& table : test_tables()) {
-    const AttentionShape shape = shape_of(16, 16, 1);
-    Allocator memory;
-    auto buffer = memory.allocate(kv_head_bytes(DType::kBF16, 16, 16));
-    const KvView view = {.base = buffer->data(),
-                         .page_stride = buffer->size(),
-                         .head_stride = 0,
-                         .block_tokens = 16,
-                         .pages_per_block = 1};
-    const int64_t slots[] = {0};
-    ThreadPool pool(1);
-    write_kv(table, shape, view, {.slots = slots, .k = hard, .v = hard, .k_stride = 16, .v_stride = 16}, pool);
-    for (size_t d = 0; d < 16; d++) {
-      uint16_t k = 0;
-      std::memcpy(&k, buffer->data() + (d / 2 * 16) * 4 + d % 2 * 2, 2);
-      EXPECT_EQ(k, float_to_bf16(hard[d])) << d << " " << name_of(table.isa);
-    }
-  }
 }
 
 TEST_F(Attention, SelfCheckNoticesWrongKernels) {
