@@ -17,6 +17,7 @@ namespace {
 struct Figure {
   std::string name;
   std::vector<double> tokens_per_second;  // sorted
+  double overhead_us = 0;                 // a step: planning, tables, sampling, delivery; all but the forward pass
   double median() const { return tokens_per_second[tokens_per_second.size() / 2]; }
 };
 
@@ -69,11 +70,16 @@ class Runner {
   uint64_t runs_ = 0;
 };
 
-Figure measure(const std::string& name, int repetitions, double tokens, const std::function<double()>& run) {
+Figure measure(const engine::Core& core, const std::string& name, int repetitions, double tokens,
+               const std::function<double()>& run) {
   run();
+  const EngineStats before = core.stats();
   Figure figure{name, {}};
   for (int i = 0; i < repetitions; ++i) figure.tokens_per_second.push_back(tokens / run());
   std::ranges::sort(figure.tokens_per_second);
+  const EngineStats after = core.stats();
+  figure.overhead_us =
+      1e6 * (after.overhead_seconds - before.overhead_seconds) / static_cast<double>(after.steps - before.steps);
   return figure;
 }
 
@@ -81,8 +87,8 @@ void print(const std::vector<Figure>& figures, const BenchFlags& flags, const Mo
   if (!flags.json) {
     fmt::print("{} ({}, {} threads)\n", flags.engine.model.string(), info.isa, info.threads);
     for (const Figure& f : figures)
-      fmt::print("{:>12}  {:9.1f} tokens/s  ({:.1f} .. {:.1f})\n", f.name, f.median(), f.tokens_per_second.front(),
-                 f.tokens_per_second.back());
+      fmt::print("{:>12}  {:9.1f} tokens/s  ({:.1f} .. {:.1f}), {:.0f} us a step outside the model\n", f.name,
+                 f.median(), f.tokens_per_second.front(), f.tokens_per_second.back(), f.overhead_us);
     return;
   }
   nlohmann::json results = nlohmann::json::array();
@@ -90,7 +96,8 @@ void print(const std::vector<Figure>& figures, const BenchFlags& flags, const Mo
     results.push_back({{"name", f.name},
                        {"tokens_per_second", f.median()},
                        {"min", f.tokens_per_second.front()},
-                       {"max", f.tokens_per_second.back()}});
+                       {"max", f.tokens_per_second.back()},
+                       {"overhead_us_per_step", f.overhead_us}});
   const nlohmann::json out = {
       {"model", flags.engine.model.string()}, {"isa", info.isa}, {"threads", info.threads}, {"results", results}};
   fmt::print("{}\n", out.dump(2));
@@ -114,11 +121,12 @@ int bench(const BenchFlags& flags) {
   Runner runner(**core);
   std::vector<Figure> figures;
   if (flags.prompt_tokens > 0)
-    figures.push_back(measure(fmt::format("pp{}", flags.prompt_tokens), flags.repetitions, flags.prompt_tokens,
+    figures.push_back(measure(**core, fmt::format("pp{}", flags.prompt_tokens), flags.repetitions, flags.prompt_tokens,
                               [&] { return runner.run(1, flags.prompt_tokens, 1); }));
   if (flags.generated_tokens > 1)
     for (int batch : flags.batch)
-      figures.push_back(measure(batch == 1 ? fmt::format("tg{}", flags.generated_tokens)
+      figures.push_back(measure(**core,
+                                batch == 1 ? fmt::format("tg{}", flags.generated_tokens)
                                            : fmt::format("tg{}@{}", flags.generated_tokens, batch),
                                 flags.repetitions, static_cast<double>(batch) * (flags.generated_tokens - 1),
                                 [&] { return runner.run(batch, kDecodePrompt, flags.generated_tokens); }));
