@@ -10,6 +10,7 @@ namespace quire::api {
 namespace {
 
 constexpr size_t kMaxMessages = 4096;
+constexpr size_t kMaxArgumentsDepth = kMaxJsonDepth - 8;  // they end up inside of the messages, some levels deep
 
 // The text of a content that is a list of parts; parts are joined by line breaks, as vLLM does for text templates.
 Result<std::string> join_parts(Json parts, const std::string& place) {
@@ -56,7 +57,7 @@ void write_tool_calls(JsonWriter& out, ObjectReader& in, Json calls) {
         out.raw(json_text(value));
         continue;
       }
-      const auto parsed = JsonDocument::parse(arguments.empty() ? "{}" : arguments);
+      const auto parsed = JsonDocument::parse(arguments.empty() ? "{}" : arguments, kMaxArgumentsDepth);
       if (!parsed)
         return in.fail("messages", fmt::format("a call's arguments must hold JSON: {}", parsed.error().message));
       out.raw(json_text(parsed->root()));

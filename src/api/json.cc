@@ -57,13 +57,13 @@ bool says_nothing(Json value) {
 
 }  // namespace
 
-Result<JsonDocument> JsonDocument::parse(std::string_view text) {
+Result<JsonDocument> JsonDocument::parse(std::string_view text, size_t max_depth) {
   JsonDocument document;
   document.parser_ = std::make_unique<simdjson::dom::parser>();
-  auto error = document.parser_->allocate(std::max<size_t>(text.size(), 1), kMaxJsonDepth);
+  auto error = document.parser_->allocate(std::max<size_t>(text.size(), 1), max_depth);
   if (!error) error = document.parser_->parse(text.data(), text.size()).get(document.root_);
   if (error == simdjson::DEPTH_ERROR) {
-    return invalid(fmt::format("the JSON is nested more than {} levels deep", kMaxJsonDepth), {});
+    return invalid(fmt::format("the JSON is nested more than {} levels deep", max_depth), {});
   }
   if (error == simdjson::UTF8_ERROR) return invalid("the JSON is not valid UTF-8", {});
   if (error) return invalid(fmt::format("the body is no valid JSON: {}", simdjson::error_message(error)), {});

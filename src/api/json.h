@@ -23,7 +23,7 @@ inline constexpr size_t kMaxJsonDepth = 128;
 class JsonDocument {
  public:
   // kInvalidRequest that says what is wrong. `text` is copied.
-  static Result<JsonDocument> parse(std::string_view text);
+  static Result<JsonDocument> parse(std::string_view text, size_t max_depth = kMaxJsonDepth);
   Json root() const { return root_; }
 
  private:

@@ -1,0 +1,27 @@
+// No body may make the request parsers crash, and what they pass on to the template must be JSON again.
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "api/json.h"
+#include "api/request.h"
+#include "base/check.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace quire::api;
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  const ParseLimits limits{.vocab_size = 1000, .max_model_len = 4096, .max_choices = 64};
+  if (const auto parsed = parse_completion(body, limits)) {
+    QUIRE_CHECK(!parsed->request.prompts.empty());
+    QUIRE_CHECK(parsed->request.prompts.size() * static_cast<size_t>(parsed->request.options.n) <= 64);
+  }
+  if (const auto parsed = parse_chat(body, limits)) {
+    const ChatPrompt& prompt = parsed->request.prompt;
+    for (const auto& text : {prompt.messages, prompt.tools, prompt.documents, prompt.kwargs}) {
+      QUIRE_CHECK(text.empty() || JsonDocument::parse(text).has_value());
+    }
+  }
+  (void)parse_tokenize(body);
+  (void)parse_detokenize(body, limits);
+  return 0;
+}
