@@ -75,6 +75,13 @@ void BlockPool::release(std::span<const BlockId> blocks) {
   }
 }
 
+void BlockPool::discard(BlockId block) {
+  index_.forget(block);
+  if (!is_free(block)) return;
+  unlink(block);
+  link_between(block, 0, links_[0].next);
+}
+
 std::vector<BlockId> BlockPool::free_list() const {
   std::vector<BlockId> blocks;
   for (int32_t b = links_[0].next; b != 0; b = links_[static_cast<size_t>(b)].next) blocks.emplace_back(b);

@@ -42,6 +42,9 @@ class BlockPool {
   // those that go to the front, and among those that go to the back. Null blocks are passed over.
   void release(std::span<const BlockId> blocks);
 
+  // Forgets what the block published. A free block then is the first to be handed out.
+  void discard(BlockId block);
+
   PrefixIndex& index() { return index_; }
   const PrefixIndex& index() const { return index_; }
 

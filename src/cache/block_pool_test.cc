@@ -88,6 +88,20 @@ TEST(BlockPool, AHeldBlockIsNotHandedOut) {
   EXPECT_TRUE(pool.is_free(BlockId{1}));
 }
 
+TEST(BlockPool, HandsOutDiscardedBlocksFirst) {
+  BlockPool pool(5);
+  taken(pool, 3);
+  for (const int32_t b : {1, 2, 3}) pool.index().insert(key(static_cast<uint64_t>(b)), BlockId{b}, 16);
+  pool.release(ids({2, 1}));
+  pool.discard(BlockId{1});
+  pool.discard(BlockId{3});  // held: only forgotten
+  EXPECT_EQ(pool.free_list(), ids({1, 4, 2}));
+  EXPECT_EQ(pool.index().find(key(1)), kNullBlock);
+  EXPECT_EQ(pool.index().find(key(3)), kNullBlock);
+  EXPECT_EQ(pool.index().find(key(2)), BlockId{2});
+  EXPECT_TRUE(pool.integrity(std::vector<int>{0, 0, 0, 1, 0}));
+}
+
 TEST(BlockPool, IntegrityNamesTheBlock) {
   BlockPool pool(3);
   taken(pool, 1);

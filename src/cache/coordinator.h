@@ -11,8 +11,9 @@
 // Only the engine thread calls it.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <memory>
+#include <deque>
 #include <optional>
 #include <set>
 #include <span>
@@ -57,6 +58,8 @@ struct GroupState {
   int64_t published_columns = 0;  // columns before this were published or judged not worth it
   // A hit that ended inside a block: the column and the shared block to copy before the request writes there.
   std::optional<std::pair<int64_t, BlockId>> shared_tail = {};
+  // Blocks published at boundaries that may turn out to be passed (RetentionPolicy::Keep::kTurnEnds), by column.
+  std::deque<std::pair<int64_t, BlockId>> trail = {};
   int64_t first_kept = 0;  // columns before this are null for good
   bool has_state = false;  // recurrent checkpoints: the running state has its block
 };
@@ -218,9 +221,17 @@ class Coordinator {
   void preserve_shared_tail(size_t g, GroupState& state);
   int64_t tokens_to_publish(size_t g, int64_t num_tokens) const;
   void publish_columns(size_t g, GroupState& state, const RequestTokens& tokens, int64_t start, int64_t end);
-  void forget(BlockId block);
+  // End of the prompt and junction; the second is 0 if there is none.
+  using Boundaries = std::array<int64_t, 2>;
+  Boundaries reused_boundaries(size_t g, const RequestTokens& tokens) const;
+  WriteMaskQuery mask_query(size_t g, const Boundaries& boundaries) const;
+  void discard_passed(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens);
+  void discard(BlockId block);
   void tell_removed(BlockId block) const;
   void tell_stored(size_t g, const RequestTokens& tokens, int64_t start, int64_t end, int64_t block) const;
+  BlockHash hash_at(const RequestTokens& tokens, int64_t length) const {
+    return tokens.hashes[static_cast<size_t>(length / config_.hash_block - 1)];
+  }
   void publish_tail(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens);
 
   CoordinatorConfig config_;

@@ -37,16 +37,10 @@ int64_t Coordinator::tokens_to_publish(size_t g, int64_t num_tokens) const {
 void Coordinator::publish_columns(size_t g, GroupState& state, const RequestTokens& tokens, int64_t start,
                                   int64_t end) {
   const Group& group = groups_[g];
-  const int64_t boundaries[] = {
-      replay_boundary(tokens.num_prompt_tokens, config_.scheduler_block, group.checkpoints && any_drops_last_),
-      tokens.shared_boundary};
-  const auto mask = write_mask({.rule = group.rule,
-                                .block_tokens = group.block_tokens,
-                                .alignment_tokens = hit_alignment(),
-                                .drops_last_block = group.drops_last,
-                                .retention = config_.retention,
-                                .reused_boundaries = std::span(boundaries, tokens.shared_boundary > 0 ? 2 : 1)},
-                               start, end);
+  const Boundaries boundaries = reused_boundaries(g, tokens);
+  const auto mask = write_mask(mask_query(g, boundaries), start, end);
+  const bool may_be_passed = config_.retention.keep == RetentionPolicy::Keep::kTurnEnds && is_sparse(group.rule) &&
+                             hit_alignment() % group.block_tokens == 0;
   const GroupId id{static_cast<int32_t>(g)};
   int64_t run_start = start;  // of consecutive published columns
   for (int64_t column = start; column < end; ++column) {
@@ -59,12 +53,47 @@ void Coordinator::publish_columns(size_t g, GroupState& state, const RequestToke
     const int64_t length = (column + 1) * group.block_tokens;
     const int64_t published = pool_.index().published_tokens(block);
     QUIRE_CHECK(published < length);
-    if (published > 0) forget(block);  // a boundary inside the block gives way to the whole block
-    pool_.index().insert({tokens.hashes[static_cast<size_t>(length / config_.hash_block - 1)], id}, block, length);
+    if (published > 0) discard(block);  // a boundary inside the block gives way to the whole block
+    pool_.index().insert({hash_at(tokens, length), id}, block, length);
+    if (may_be_passed) state.trail.emplace_back(column, block);
     if (group.checkpoints) states_of_this_step_.insert({id, block});
   }
   tell_stored(g, tokens, run_start * group.block_tokens, end * group.block_tokens, group.block_tokens);
   state.published_columns = end;
+  if (may_be_passed) discard_passed(g, state, tokens, end * group.block_tokens);
+}
+
+Coordinator::Boundaries Coordinator::reused_boundaries(size_t g, const RequestTokens& tokens) const {
+  return {replay_boundary(tokens.num_prompt_tokens, config_.scheduler_block, groups_[g].checkpoints && any_drops_last_),
+          tokens.shared_boundary};
+}
+
+WriteMaskQuery Coordinator::mask_query(size_t g, const Boundaries& boundaries) const {
+  return {.rule = groups_[g].rule,
+          .block_tokens = groups_[g].block_tokens,
+          .alignment_tokens = hit_alignment(),
+          .drops_last_block = groups_[g].drops_last,
+          .retention = config_.retention,
+          .reused_boundaries = std::span(boundaries).first(boundaries[1] > 0 ? 2 : 1)};
+}
+
+// The request has reached a later boundary: what served only earlier ones, and nobody else holds, is handed out first.
+void Coordinator::discard_passed(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens) {
+  const Boundaries boundaries = reused_boundaries(g, tokens);
+  const WriteMaskQuery query = mask_query(g, boundaries);
+  const int64_t kept_from = blocks_for_boundary(query, num_tokens).first;
+  const GroupId id{static_cast<int32_t>(g)};
+  while (!state.trail.empty() && state.trail.front().first < kept_from) {
+    const auto [column, block] = state.trail.front();
+    state.trail.pop_front();
+    const bool reused = std::ranges::any_of(query.reused_boundaries, [&](int64_t boundary) {
+      const BlockRange range = blocks_for_boundary(query, boundary);
+      return range.first <= column && column < range.last;
+    });
+    const int own = state.row[static_cast<size_t>(column)] == block ? 1 : 0;
+    if (reused || pool_.ref_count(block) > own) continue;
+    if (pool_.index().has({hash_at(tokens, (column + 1) * groups_[g].block_tokens), id}, block)) discard(block);
+  }
 }
 
 // The prompt's last hash boundary, where it lies inside a block. Token caches only append: the block serves the
@@ -92,9 +121,9 @@ void Coordinator::publish_tail(size_t g, GroupState& state, const RequestTokens&
   states_of_this_step_.insert({id, block});
 }
 
-void Coordinator::forget(BlockId block) {
+void Coordinator::discard(BlockId block) {
   tell_removed(block);
-  pool_.index().forget(block);
+  pool_.discard(block);
 }
 
 void Coordinator::forget_prefixes() {
@@ -116,17 +145,14 @@ void Coordinator::tell_removed(BlockId block) const {
 // Tokens [start, end) of the request became findable, in blocks of `block` tokens.
 void Coordinator::tell_stored(size_t g, const RequestTokens& tokens, int64_t start, int64_t end, int64_t block) const {
   if (!subscriber_ || start >= end) return;
-  const auto hash_before = [&](int64_t length) {
-    return tokens.hashes[static_cast<size_t>(length / config_.hash_block - 1)];
-  };
   StoredEvent event{.group = GroupId{static_cast<int32_t>(g)}, .block_size = block, .spec_kind = name_of(spec(g))};
-  if (start > 0) event.parent = hash_before(start);
+  if (start > 0) event.parent = hash_at(tokens, start);
   const auto told = tokens.tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(end - start));
   event.tokens.assign(told.begin(), told.end());
   if (const auto* window = std::get_if<SlidingWindow>(&spec(g).retention)) event.window = window->window;
   if (tokens.keys != nullptr && tokens.keys->adapter) event.adapter = tokens.keys->adapter->name;
   for (int64_t from = start; from < end; from += block) {
-    event.hashes.push_back(hash_before(from + block));
+    event.hashes.push_back(hash_at(tokens, from + block));
     event.extra_keys.push_back(tokens.keys == nullptr ? std::vector<EventKey>{}
                                                       : event_keys(*tokens.keys, from, from + block));
   }

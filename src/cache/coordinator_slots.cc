@@ -57,7 +57,7 @@ void Coordinator::give_up_shared_tails(RequestCache& cache) {
   if (!cache.admitted_) return;
   for (auto& state : cache.groups_) {
     if (!state.shared_tail) continue;
-    forget(state.shared_tail->second);
+    discard(state.shared_tail->second);
     state.shared_tail.reset();
   }
 }
@@ -261,7 +261,7 @@ void Coordinator::release(RequestCache& cache, int64_t valid_tokens) {
     std::ranges::reverse(state.row);
     pool_.release(state.row);
     for (const BlockId block : state.row) {
-      if (block != kNullBlock && pool_.index().published_tokens(block) > valid_tokens) forget(block);
+      if (block != kNullBlock && pool_.index().published_tokens(block) > valid_tokens) discard(block);
     }
   }
   cache.groups_.clear();

@@ -142,7 +142,49 @@ TEST(Coordinator, SparseRetentionKeepsOnlyWhatIsUsedAgain) {
   };
   EXPECT_EQ(published({}), 40);
   EXPECT_EQ(published({.keep = Keep::kKnownReuse}), 2);
+  EXPECT_EQ(published({.keep = Keep::kTurnEnds}), 2);
   EXPECT_EQ(published({.keep = Keep::kEveryInterval, .interval_tokens = 64}), 10);
+}
+
+// While an answer grows, only its latest boundary and the prompt's end stay findable; the rest is handed out first.
+TEST(Coordinator, TurnEndsFollowTheRequest) {
+  auto config = config_for({full(8), window(4, 17)}, 400);
+  config.retention.keep = RetentionPolicy::Keep::kTurnEnds;
+  auto coordinator = *Coordinator::create(config);
+  Sequence sequence(coordinator, 200);
+  auto slots = sequence.slots(0, 80);
+  slots.tokens.num_prompt_tokens = 80;
+  ASSERT_TRUE(coordinator.allocate(sequence.cache, slots));
+  for (slots.computed = 80, slots.new_tokens = 1; slots.computed < 199; ++slots.computed) {
+    ASSERT_TRUE(coordinator.allocate(sequence.cache, slots));
+    const int64_t boundary = (slots.computed + 1) / 8 * 8;
+    EXPECT_EQ(coordinator.find_hit(sequence.hashes, boundary).length, boundary);
+    EXPECT_EQ(coordinator.find_hit(sequence.hashes, 79).length, 72);
+    const int64_t of_window = coordinator.pool().index().size() - boundary / 8;
+    EXPECT_LE(of_window, 4 + 4 + 2);
+    expect_sound(coordinator, {&sequence.cache});
+  }
+  EXPECT_EQ(coordinator.find_hit(sequence.hashes, 150).length, 72);
+}
+
+TEST(Coordinator, TurnEndsLeaveAloneWhatOthersHold) {
+  auto config = config_for({window(4, 9)}, 400);
+  config.retention.keep = RetentionPolicy::Keep::kTurnEnds;
+  auto coordinator = *Coordinator::create(config);
+  Sequence first(coordinator, 100);
+  auto slots = first.slots(0, 40);
+  slots.tokens.num_prompt_tokens = 20;
+  ASSERT_TRUE(coordinator.allocate(first.cache, slots));
+  Sequence second(coordinator, 41);
+  const auto hit = coordinator.find_hit(second.hashes, 40);
+  ASSERT_EQ(hit.length, 40);
+  auto follow = second.slots(0, 1);
+  follow.hit = &hit;
+  ASSERT_TRUE(coordinator.allocate(second.cache, follow));
+  slots.computed = 40;
+  ASSERT_TRUE(coordinator.allocate(first.cache, slots));
+  EXPECT_EQ(coordinator.find_hit(second.hashes, 40).length, 40);
+  expect_sound(coordinator, {&first.cache, &second.cache});
 }
 
 // A hit may end inside a block: the request writes into a copy, and both ends stay until the copy has run.

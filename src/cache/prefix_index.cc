@@ -33,9 +33,7 @@ int32_t PrefixIndex::new_entry() {
 
 void PrefixIndex::insert(const Key& key, BlockId block, int64_t num_tokens) {
   QUIRE_CHECK(block != kNullBlock && slot(block) < first_of_block_.size());
-  for (int32_t e = first_of_block_[slot(block)]; e != kNone; e = at(e).next_of_block) {
-    if (at(e).key == key) return;
-  }
+  if (has(key, block)) return;
   const int32_t added = new_entry();
   at(added) = {key, block, num_tokens, kNone, first_of_block_[slot(block)]};
   first_of_block_[slot(block)] = added;
@@ -43,6 +41,13 @@ void PrefixIndex::insert(const Key& key, BlockId block, int64_t num_tokens) {
   while (*tail != kNone) tail = &at(*tail).next_in_bucket;
   *tail = added;
   ++size_;
+}
+
+bool PrefixIndex::has(const Key& key, BlockId block) const {
+  for (int32_t e = first_of_block_[slot(block)]; e != kNone; e = at(e).next_of_block) {
+    if (at(e).key == key) return true;
+  }
+  return false;
 }
 
 BlockId PrefixIndex::find(const Key& key) const {

@@ -35,6 +35,8 @@ class PrefixIndex {
   // The block published first under `key`, or the null block.
   BlockId find(const Key& key) const;
 
+  // True if `block` is published under this key, first or not.
+  bool has(const Key& key, BlockId block) const;
   // True if some key leads to `block`.
   bool is_published(BlockId block) const { return first_of_block_[slot(block)] != kNone; }
   // The longest prefix, in tokens, that `block` is published for; 0 if it is not published.

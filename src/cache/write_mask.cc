@@ -5,20 +5,38 @@
 namespace quire::cache {
 namespace {
 
+int64_t blocks_needed(const WriteMaskQuery& q) {
+  if (q.rule.search == HitRule::Search::kBackwardSingle) return 1;
+  return q.rule.contiguous_blocks + (q.drops_last_block ? 1 : 0);
+}
+
 void mark(std::vector<bool>& mask, int64_t start, int64_t from, int64_t to) {
   const int64_t end = start + static_cast<int64_t>(mask.size());
   for (int64_t i = std::max(start, from); i < std::min(end, to); ++i) mask[static_cast<size_t>(i - start)] = true;
+}
+
+// As blocks fill up, that is: kTurnEnds gives up the earlier ones later.
+bool keeps_all_boundaries(const WriteMaskQuery& q) {
+  return q.retention.keep == RetentionPolicy::Keep::kEveryBoundary ||
+         q.retention.keep == RetentionPolicy::Keep::kTurnEnds;
+}
+
+void mark_reused(const WriteMaskQuery& q, std::vector<bool>& mask, int64_t start) {
+  for (const int64_t boundary : q.reused_boundaries) {
+    const BlockRange range = blocks_for_boundary(q, boundary);
+    mark(mask, start, range.first, range.last);
+  }
 }
 
 // A hit needs `need` blocks before a boundary; with a dropped block they end one block past it.
 std::optional<std::vector<bool>> window_mask(const WriteMaskQuery& q, int64_t start, int64_t end) {
   if (q.alignment_tokens % q.block_tokens != 0) return std::nullopt;  // boundaries inside blocks: keep all
   const int64_t shift = q.drops_last_block ? 1 : 0;
-  const int64_t need = q.rule.contiguous_blocks + shift;
+  const int64_t need = blocks_needed(q);
   std::vector<bool> mask(static_cast<size_t>(end - start), false);
   if (q.retention.keep != RetentionPolicy::Keep::kKnownReuse) {
-    const bool dense = q.retention.keep == RetentionPolicy::Keep::kEveryBoundary;
-    const int64_t segment = (dense ? q.alignment_tokens : q.retention.interval_tokens) / q.block_tokens;
+    const bool sparse = q.retention.keep == RetentionPolicy::Keep::kEveryInterval;
+    const int64_t segment = (sparse ? q.retention.interval_tokens : q.alignment_tokens) / q.block_tokens;
     if (need >= segment) return std::nullopt;
     for (int64_t i = std::max(start, shift); i < end; ++i) {
       if ((i - shift) % segment >= segment - need) mask[static_cast<size_t>(i - start)] = true;
@@ -29,18 +47,13 @@ std::optional<std::vector<bool>> window_mask(const WriteMaskQuery& q, int64_t st
       if (last_start < last) mark(mask, start, std::max(last_start, last - need), last);
     }
   }
-  if (q.retention.keep != RetentionPolicy::Keep::kEveryBoundary) {
-    for (const int64_t boundary : q.reused_boundaries) {
-      const int64_t last = boundary / q.alignment_tokens * q.alignment_tokens / q.block_tokens + shift;
-      mark(mask, start, last - need, last);
-    }
-  }
+  if (!keeps_all_boundaries(q)) mark_reused(q, mask, start);
   return mask;
 }
 
 // A hit needs the one block that ends at the boundary. Recurrent layers have no drafts, so nothing is shifted.
 std::optional<std::vector<bool>> state_mask(const WriteMaskQuery& q, int64_t start, int64_t end) {
-  if (q.retention.keep == RetentionPolicy::Keep::kEveryBoundary) return std::nullopt;
+  if (keeps_all_boundaries(q)) return std::nullopt;
   std::vector<bool> mask(static_cast<size_t>(end - start), false);
   if (q.retention.keep == RetentionPolicy::Keep::kEveryInterval) {
     const int64_t segment = q.retention.interval_tokens / q.block_tokens;
@@ -49,14 +62,17 @@ std::optional<std::vector<bool>> state_mask(const WriteMaskQuery& q, int64_t sta
       if ((i + 1) % segment == 0) mask[static_cast<size_t>(i - start)] = true;
     }
   }
-  for (const int64_t boundary : q.reused_boundaries) {
-    const int64_t last = boundary / q.alignment_tokens * q.alignment_tokens / q.block_tokens;
-    mark(mask, start, last - 1, last);
-  }
+  mark_reused(q, mask, start);
   return mask;
 }
 
 }  // namespace
+
+BlockRange blocks_for_boundary(const WriteMaskQuery& q, int64_t tokens) {
+  const bool shifted = q.drops_last_block && q.rule.search == HitRule::Search::kBackward;
+  const int64_t last = tokens / q.alignment_tokens * q.alignment_tokens / q.block_tokens + (shifted ? 1 : 0);
+  return {last - blocks_needed(q), last};
+}
 
 std::optional<std::vector<bool>> write_mask(const WriteMaskQuery& query, int64_t start, int64_t end) {
   switch (query.rule.search) {

@@ -21,6 +21,8 @@ struct RetentionPolicy {
   enum class Keep : uint8_t {
     kEveryBoundary,  // dense
     kEveryInterval,  // at multiples of `interval_tokens`, and at boundaries a later request is known to use
+    kTurnEnds,       // at boundaries a later request is known to use, and at the last one that the request reached:
+                     // where the next turn of a conversation goes on
     kKnownReuse,     // only at boundaries a later request is known to use: end of prompt, shared-prefix junctions
   };
   Keep keep = Keep::kEveryBoundary;
@@ -37,6 +39,18 @@ struct WriteMaskQuery {
   // End, in blocks, of the request's last segment, which may lie past the blocks in question.
   std::optional<int64_t> final_segment_end = {};
 };
+
+// Whether a hit needs only some of the blocks before its end.
+inline bool is_sparse(const HitRule& rule) {
+  return rule.search == HitRule::Search::kBackward || rule.search == HitRule::Search::kBackwardSingle;
+}
+
+// The blocks [first, last) that a hit of `tokens` tokens, rounded down to the alignment, asks for.
+struct BlockRange {
+  int64_t first;
+  int64_t last;
+};
+BlockRange blocks_for_boundary(const WriteMaskQuery& query, int64_t tokens);
 
 // For blocks start .. end-1, whether each is worth publishing; nullopt: all are.
 std::optional<std::vector<bool>> write_mask(const WriteMaskQuery& query, int64_t start, int64_t end);

@@ -238,7 +238,8 @@ World random_world() {
   RC_PRE(probe.has_value());
   cache.num_blocks = 1 + probe->max_blocks_held(cache.max_model_len) + *rc::gen::inRange(0, 8);
   using Keep = cache::RetentionPolicy::Keep;
-  cache.retention.keep = *rc::gen::element(Keep::kEveryBoundary, Keep::kKnownReuse, Keep::kEveryInterval);
+  cache.retention.keep =
+      *rc::gen::element(Keep::kEveryBoundary, Keep::kKnownReuse, Keep::kTurnEnds, Keep::kEveryInterval);
   if (cache.retention.keep == Keep::kEveryInterval) cache.retention.interval_tokens = 2 * probe->scheduler_block();
   return world;
 }

@@ -244,6 +244,66 @@ TEST(Scheduler, TakesBackRejectedDrafts) {
   EXPECT_EQ(scheduler.schedule(64).requests[0].num_new, 1);
 }
 
+// A recurrent state is found where a step ended at a checkpoint: the prompt's last one gets a step of its own end.
+TEST(Scheduler, EndsStepsAtCheckpointsOfRecurrentStates) {
+  CacheSpec state = full(8);
+  state.storage = cache::Storage::kState;
+  state.retention = cache::RecurrentState{.checkpoints = cache::RecurrentState::Checkpoints::kAlign};
+  auto scheduler = make({}, cache_of({full(8), state}, 60));
+  ASSERT_TRUE(scheduler.add(request(1, 30)));
+  StepPlan plan = scheduler.schedule(13);
+  EXPECT_EQ(plan.requests[0].num_new, 8);
+  apply(scheduler, plan);
+  plan = scheduler.schedule(64);
+  EXPECT_EQ(plan.requests[0].num_new, 16);
+  apply(scheduler, plan);
+  plan = scheduler.schedule(5);
+  EXPECT_EQ(plan.requests[0].num_new, 5);
+  apply(scheduler, plan);
+  ASSERT_TRUE(scheduler.add(request(2, 30)));
+  plan = scheduler.schedule(64);
+  ASSERT_EQ(plan.requests.size(), 2U);
+  EXPECT_EQ(plan.requests[1].num_cached, 24);
+}
+
+// A conversation of several users in turn. Returns the share of earlier turns' tokens that was found again.
+double share_found_again(cache::RetentionPolicy retention) {
+  CacheSpec window = full(4);
+  window.retention = cache::SlidingWindow{.window = 9};
+  // A turn adds 20 blocks to each group; of the window's, the next turn needs 2.
+  auto config = cache_of({full(4), window}, 1 + 4 * 85, 400);
+  config.retention = retention;
+  auto scheduler = make({}, config);
+  std::vector<std::vector<TokenId>> talk(4);
+  int64_t earlier = 0;
+  int64_t found = 0;
+  uint64_t next_id = 0;
+  for (int turn = 0; turn < 4; ++turn) {
+    for (size_t user = 0; user < talk.size(); ++user) {
+      RequestInit init{.id = RequestId{next_id++}, .prompt = talk[user]};
+      earlier += std::max<int64_t>(0, static_cast<int64_t>(talk[user].size()) - 1) / 4 * 4;
+      for (int i = 0; i < 60; ++i) init.prompt.push_back(static_cast<TokenId>(user * 1000 + talk[user].size()));
+      init.max_tokens = 20;
+      EXPECT_TRUE(scheduler.add(init));
+      const StepPlan first = scheduler.schedule(64);
+      found += first.requests[0].num_cached;
+      apply(scheduler, first);
+      talk[user] = init.prompt;
+      talk[user].insert(talk[user].end(), 20, 7);
+      while (scheduler.has_work()) run_step(scheduler);
+    }
+  }
+  return static_cast<double>(found) / static_cast<double>(earlier);
+}
+
+// Window blocks that only the middle of a conversation needed must not outlive the tails that its next turn needs.
+TEST(CacheFaults, WindowTailsOutliveBodies) {
+  const double dense = share_found_again({});
+  const double turn_ends = share_found_again({.keep = cache::RetentionPolicy::Keep::kTurnEnds});
+  EXPECT_GE(turn_ends, 0.95);
+  EXPECT_LT(dense, 0.8);
+}
+
 // A prompt that just fits the pool by the window's bound must run to its end, not wait for ever.
 TEST(CacheFaults, ALongPromptRunsInThePoolItWasSizedFor) {
   CacheSpec window = full(4);
