@@ -3,6 +3,7 @@
 QUIRE_GOLDEN_DIR names another folder of the same format.
 """
 import json
+import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,8 +34,10 @@ def name_of(folder):
 
 def check(server, prompts, tolerance):
     result = c.Comparison(tolerance)
-    for index, prompt in enumerate(prompts):
-        c.compare(result, f"prompt {index} of {len(prompt['ids'])} tokens", prompt, c.ask(server, prompt))
+    with ThreadPoolExecutor(4) as pool:  # the answers are the same alone; together they come sooner
+        choices = pool.map(lambda prompt: c.ask(server, prompt), prompts)
+        for index, (prompt, choice) in enumerate(zip(prompts, choices)):
+            c.compare(result, f"prompt {index} of {len(prompt['ids'])} tokens", prompt, choice)
     assert result.verdict() == []
 
 
@@ -50,9 +53,10 @@ def test_architecture_in_fp32(folder):
 
 @pytest.mark.parametrize("folder", TINY, ids=name_of)
 def test_bf16_and_no_influence_of_neighbours(folder):
-    prompts = golden(folder)["prompts"]
+    expected = golden(folder)
+    prompts = expected["prompts"]
     with QuireServer(folder, "--dtype", "bfloat16", *LIMITS) as server:
-        check(server, prompts, c.TINY_BF16)
+        check(server, prompts, c.tiny_bf16(expected))
         alone = [c.ask(server, prompt) for prompt in prompts]
         with ThreadPoolExecutor(2 * len(prompts)) as pool:
             together = list(pool.map(lambda prompt: c.ask(server, prompt), 2 * prompts))
@@ -72,8 +76,9 @@ def test_real_model_as_it_is_served(folder):
     expected = golden(folder)
     with QuireServer(model_of(folder), *LIMITS) as server:
         check(server, expected["prompts"], c.REAL_Q8)
-        nll = c.mean_nll(server, expected["nll"]["ids"])
-        assert abs(nll - expected["nll"]["mean_nll"]) <= c.REAL_Q8.nll
+        nll = c.nll(server, expected["nll"]["ids"])
+        assert len(nll) == expected["nll"]["num_scored"]
+        assert abs(statistics.fmean(nll) - expected["nll"]["mean_nll"]) <= c.REAL_Q8.nll
 
 
 @pytest.mark.parametrize("folder", REAL, ids=name_of)
@@ -82,5 +87,5 @@ def test_real_model_in_fp32(folder):
     prompts = [prompt for prompt in expected["prompts"] if len(prompt["ids"]) <= REAL_F32_PROMPT]
     with QuireServer(model_of(folder), "--dtype", "float32", *LIMITS) as server:
         check(server, prompts, c.REAL_F32)
-        nll = c.mean_nll(server, expected["nll"]["ids"])
-        assert abs(nll - expected["nll"]["mean_nll"]) <= c.REAL_F32.nll
+        first = expected["nll"]["per_token_nll_first64"]
+        assert c.nll(server, expected["nll"]["ids"][: len(first) + 1]) == pytest.approx(first, abs=c.REAL_F32.largest)
