@@ -101,7 +101,7 @@ Result<Isa> parse_isa(std::string_view name) {
               "QUIRE_ISA");
 }
 
-Result<Isa> choose_isa(const CpuFeatures& cpu) {
+Result<Isa> choose_isa([[maybe_unused]] const CpuFeatures& cpu) {
 #if defined(QUIRE_SCALAR_ONLY)
   const Isa best = Isa::kScalar;
 #else

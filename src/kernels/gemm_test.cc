@@ -291,12 +291,12 @@ TEST_F(Gemm, SelfTestPassesAndSeesAWrongKernel) {
   for (const NamedTable& t : tables()) {
     EXPECT_TRUE(gemm_self_check(t.table)) << t.name;
     GemmKernels wrong = *t.table.gemm;
-    wrong.tile[static_cast<size_t>(Layout::kInt4)] = wrong.tile[static_cast<size_t>(Layout::kInt4Min)];
+    wrong.tile[static_cast<size_t>(Layout::kInt4Min)] = wrong.tile[static_cast<size_t>(Layout::kInt4)];
     KernelTable table = t.table;
     table.gemm = &wrong;
     const auto result = gemm_self_check(table);
     ASSERT_FALSE(result) << t.name;
-    EXPECT_NE(result.error().message.find("int4"), std::string::npos);
+    EXPECT_NE(result.error().message.find("int4 min"), std::string::npos);
   }
 }
 
