@@ -1,4 +1,4 @@
-# Shell functions that bring what Quire is built and tested with. Sourced by ./run, ./test and .ci/run.
+# Shell functions that bring what Quire is built and tested with. Sourced by ./run and ./test, in the root of the tree.
 #
 # install_build_packages and install_check_packages ask dpkg first and call apt only for what is missing, so that a second
 # call costs milliseconds and needs no network. On a system without dpkg they trust the reader.
@@ -7,6 +7,9 @@ readonly kBuildPackages=(g++ cmake ninja-build ccache libsimdjson-dev nlohmann-j
   libcli11-dev libgtest-dev librapidcheck-dev ca-certificates)
 # The oldest compiler that the crates pinned in rust/quire-text accept.
 readonly kRustMinor=85
+
+# So that a compilation done in one clone is found from another.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 
 say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
 fail() {
