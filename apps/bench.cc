@@ -58,13 +58,17 @@ class Runner {
       });
     }
     const double begin = now_seconds();
-    while (started < requests) core_.step();
+    while (started < requests) step();
     const double prefilled = now_seconds();
-    while (ended < requests) core_.step();
+    while (ended < requests) step();
     return generated == 1 ? prefilled - begin : now_seconds() - prefilled;
   }
 
  private:
+  void step() {
+    if (auto done = core_.step(); !done) std::exit(report(done.error()));
+  }
+
   engine::Core& core_;
   uint64_t next_id_ = 0;
   uint64_t runs_ = 0;

@@ -29,7 +29,6 @@ struct EngineOptions {
   std::filesystem::path model = {};           // a folder in Hugging Face format or a .gguf file
   std::optional<Profile> profile = {};        // default: by the checkpoint
   std::optional<int64_t> max_model_len = {};  // tokens; default: the model's, lowered to what fits; given: must fit
-  bool auto_max_model_len = false;            // lower a given length too
   std::optional<size_t> kv_cache_bytes = {};  // default: half of the memory free after weights
   std::optional<int> block_size = {};         // tokens of a manager block; default 32
   std::string kv_cache_layout = {};           // one of the six physical orders; empty: the default
@@ -90,6 +89,7 @@ class Engine {
  public:
   using Sink = std::function<void(Update)>;
 
+  // Computes on the calling thread too, and leaves it with flush-to-zero and denormals-are-zero set.
   static Result<std::unique_ptr<Engine>> load(EngineOptions options);
   ~Engine();
   Engine(const Engine&) = delete;

@@ -47,6 +47,14 @@ void for_each_cgroup(F&& f) {
   }
 }
 
+// The number behind `key` in a file of such lines; 0 if it is not there.
+size_t stat_value(const std::string& path, std::string_view key) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(key)) return number_or(std::string_view(line).substr(key.size()), 0);
+  return 0;
+}
+
 size_t meminfo_bytes(std::string_view key) {
   std::ifstream in("/proc/meminfo");
   for (std::string line; std::getline(in, line);) {
@@ -63,7 +71,7 @@ CpuFeatures detect_cpu() {
   CpuFeatures cpu;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  cpu.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  cpu.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   cpu.avx512 = cpu.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vnni");
@@ -73,13 +81,6 @@ CpuFeatures detect_cpu() {
   cpu.avx_vnni = cpu.avx2 && (eax >> 4 & 1U) != 0;
 #endif
   return cpu;
-}
-
-std::string cpu_model_name() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with("model name")) return line.substr(std::min(line.size(), line.find(':') + 2));
-  return "unknown CPU";
 }
 
 std::string_view name_of(Isa isa) {
@@ -145,7 +146,8 @@ size_t available_memory() {
   for_each_cgroup([&](const std::string& dir) {
     const size_t limit = number_or(read_line(dir + "/memory.max"), kUnlimited);
     if (limit == kUnlimited) return;
-    const size_t used = number_or(read_line(dir + "/memory.current"), 0);
+    const size_t charged = number_or(read_line(dir + "/memory.current"), 0);
+    const size_t used = charged - std::min(charged, stat_value(dir + "/memory.stat", "inactive_file "));
     free = std::min(free, limit > used ? limit - used : 0);
   });
   return free;

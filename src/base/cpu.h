@@ -20,7 +20,6 @@ struct CpuFeatures {
 };
 
 CpuFeatures detect_cpu();
-std::string cpu_model_name();
 
 std::string_view name_of(Isa isa);
 // "scalar", "avx2" or "avx512".

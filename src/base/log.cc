@@ -13,7 +13,10 @@ spdlog::logger make_logger() {
   spdlog::logger logger("quire", std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger.set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
   const char* level = std::getenv("QUIRE_LOG");
-  logger.set_level(level == nullptr ? spdlog::level::info : spdlog::level::from_str(level));
+  // An unknown name would switch everything off.
+  const auto parsed = level == nullptr ? spdlog::level::info : spdlog::level::from_str(level);
+  const bool unknown = parsed == spdlog::level::off && std::string_view(level) != "off";
+  logger.set_level(unknown ? spdlog::level::info : parsed);
   return logger;
 }
 

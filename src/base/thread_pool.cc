@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -112,8 +113,12 @@ struct ThreadPool::Shared {
 ThreadPool::ThreadPool(int threads) : size_(threads), shared_(std::make_unique<Shared>()) {
   QUIRE_CHECK(threads >= 1);
   shared_->parts = std::vector<Shared::Part>(static_cast<size_t>(threads));
-  for (int worker = 1; worker < threads; ++worker)
-    shared_->helpers.emplace_back([this, worker] { shared_->help(worker); });
+  try {
+    for (int worker = 1; worker < threads; ++worker)
+      shared_->helpers.emplace_back([this, worker] { shared_->help(worker); });
+  } catch (const std::system_error&) {
+    size_ = static_cast<int>(shared_->helpers.size()) + 1;
+  }
 }
 
 ThreadPool::~ThreadPool() {

@@ -20,7 +20,7 @@ void set_flush_denormals();
 
 class ThreadPool {
  public:
-  // `threads` >= 1 workers, the caller included.
+  // `threads` >= 1 workers, the caller included; fewer if the system gives no more threads.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -90,8 +90,14 @@ void Core::cancel(RequestId id) {
   end(id, {.finish = FinishReason::kAborted});
 }
 
-void Core::abort_all() {
-  while (!active_.empty()) cancel(active_.begin()->first);
+void Core::end_all(const std::optional<Error>& error) {
+  while (!active_.empty()) {
+    const RequestId id = active_.begin()->first;
+    scheduler_.abort(id);
+    ++(error ? counters_.finished_error : counters_.finished_abort);
+    end(id, {.finish = error ? FinishReason::kError : FinishReason::kAborted, .error = error});
+  }
+  if (error) scheduler_.forget_prefixes();
 }
 
 void Core::end(RequestId id, Update update) {
@@ -100,13 +106,19 @@ void Core::end(RequestId id, Update update) {
 }
 
 int64_t Core::decoding() const {
-  return std::ranges::count_if(active_, [](const auto& entry) { return entry.second.num_output > 0; });
+  return std::ranges::count_if(active_, [&](const auto& entry) {
+    const sched::RequestState* state = scheduler_.find(entry.first);
+    return entry.second.num_output > 0 && state != nullptr && state->status == sched::RequestStatus::kRunning;
+  });
 }
 
-void Core::step() {
+Result<void> Core::step() {
   const double start = now_seconds();
   const sched::StepPlan plan = scheduler_.schedule(budget_.tokens(decoding()));
-  if (plan.requests.empty()) return tables_.update(plan);
+  if (plan.requests.empty()) {
+    tables_.update(plan);
+    return {};
+  }
   for (const auto& copy : plan.copies) model_->storage.copy_block(copy.group, copy.source, copy.target);
 
   prompt_rows_.clear();
@@ -137,8 +149,8 @@ void Core::step() {
   ++counters_.steps;
   counters_.step_seconds += end - start;
   counters_.overhead_seconds += (end - start) - (forward_end - forward - sampling);
-  if (options_.check_integrity)
-    if (auto sound = scheduler_.integrity(); !sound) log::error("cache integrity: " + sound.error().message);
+  if (options_.check_integrity) return scheduler_.integrity();
+  return {};
 }
 
 void Core::use_logits(const sched::StepPlan& plan, const exec::LogitsBlock& block) {
@@ -164,6 +176,14 @@ void Core::use_row(const sched::PlannedRequest& planned, const LogitsUse& use, s
   if (probe_) probe_(planned.id, use.position, logits);
   Active& active = active_.at(planned.id);
   if (outcome.error) return;
+  try {
+    use_row_or_throw(active, use, logits, outcome);
+  } catch (const std::exception& e) {  // out of memory: this request ends, the workers go on
+    outcome.error = Error{ErrorKind::kExhausted, std::string("a step failed: ") + e.what()};
+  }
+}
+
+void Core::use_row_or_throw(Active& active, const LogitsUse& use, std::span<float> logits, Outcome& outcome) {
   const auto next = static_cast<size_t>(use.position + 1);
   if (active.next_prompt_row == use.position && next < active.request.prompt.size()) {
     active.prompt_logprobs.push_back(sample::log_probabilities(model_->kernels, logits, active.request.prompt[next],

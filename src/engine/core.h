@@ -31,12 +31,13 @@ class Core {
   // The request must have passed validate_request(). An error (no room for it even alone) goes to its sink.
   void add(RequestId id, Request request, Engine::Sink sink);
   void cancel(RequestId id);
-  // Ends everything that is left with kAborted.
-  void abort_all();
+  // Ends everything that is left: with kAborted, or with kError if there is an error, after which nothing cached is
+  // trusted any more.
+  void end_all(const std::optional<Error>& error);
 
   bool has_work() const { return scheduler_.has_work(); }
-  // Computes one step, if there is work.
-  void step();
+  // Computes one step, if there is work. An error is a fault of the engine, not of a request: end_all() then.
+  Result<void> step();
 
   const ModelInfo& info() const { return model_->info; }
   EngineStats stats() const;
@@ -69,6 +70,7 @@ class Core {
 
   void use_logits(const sched::StepPlan& plan, const exec::LogitsBlock& block);
   void use_row(const sched::PlannedRequest& planned, const LogitsUse& use, std::span<float> logits, Outcome& outcome);
+  void use_row_or_throw(Active& active, const LogitsUse& use, std::span<float> logits, Outcome& outcome);
   void sample_row(Active& active, int64_t position, std::span<float> logits, Outcome& outcome);
   void finish_step(const sched::StepPlan& plan);
   void deliver(RequestId id, Outcome& outcome, bool ended);

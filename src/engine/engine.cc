@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 
+#include "base/log.h"
 #include "engine/core.h"
 
 namespace quire {
@@ -38,6 +40,8 @@ class Engine::Impl {
   }
 
   Result<std::vector<uint64_t>> submit(std::vector<Request> requests, std::vector<Sink> sinks) {
+    if (sinks.size() != requests.size() || std::ranges::any_of(sinks, [](const Sink& sink) { return !sink; }))
+      return fail(ErrorKind::kInvalidRequest, "every request needs a sink", "sinks");
     for (const Request& request : requests)
       if (auto valid = engine::validate_request(request, info_); !valid) return std::unexpected(valid.error());
     std::vector<uint64_t> ids;
@@ -77,29 +81,53 @@ class Engine::Impl {
  private:
   void run() {
     while (take_messages()) {
-      core_->step();
+      step();
       publish_stats();
     }
-    core_->abort_all();
+    core_->end_all(std::nullopt);
+  }
+
+  // A fault that is nobody's own, such as no memory, ends what runs; the engine goes on with what comes next.
+  void step() {
+    Result<void> done;
+    try {
+      done = core_->step();
+    } catch (const std::exception& e) {
+      done = fail(ErrorKind::kInternal, std::string("a step failed: ") + e.what());
+    }
+    if (done) return;
+    log::error(done.error().message);
+    core_->end_all(done.error());
+  }
+
+  void add(Submission submission) {
+    // The core may take the sink before it throws, so a copy stays here.
+    const Sink sink = submission.sink;
+    try {
+      core_->add(submission.id, std::move(submission.request), std::move(submission.sink));
+    } catch (const std::exception& e) {
+      sink({.finish = FinishReason::kError,
+            .error = Error{ErrorKind::kExhausted, std::string("the request does not fit memory: ") + e.what()}});
+    }
   }
 
   // Waits until there is something to do, then hands new and cancelled requests to the core. False when stopping.
   bool take_messages() {
     std::vector<Submission> added;
     std::vector<RequestId> cancelled;
+    bool stopping = false;
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return stopping_ || !inbox_.empty() || !cancelled_.empty() || core_->has_work(); });
       added.swap(inbox_);
       cancelled.swap(cancelled_);
       stats_.waiting += static_cast<int>(added.size());  // until the core counts them
-      if (stopping_) inbox_.clear();
+      stopping = stopping_;
     }
-    for (auto& s : added) core_->add(s.id, std::move(s.request), std::move(s.sink));
+    for (auto& submission : added) add(std::move(submission));
     for (RequestId id : cancelled) core_->cancel(id);
     if (!added.empty() || !cancelled.empty()) publish_stats();
-    std::lock_guard lock(mutex_);
-    return !stopping_;
+    return !stopping;  // as it was when the messages were taken: none is left behind
   }
 
   void publish_stats() {

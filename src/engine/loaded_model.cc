@@ -44,7 +44,7 @@ std::string numerics_of(const model::ModelSpec& spec) {
     text += fmt::format("layer {} {} {} {} {} {} {} {}\n", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.window, a.rope,
                         layer.attention_norm.offset, static_cast<int>(layer.mlp.activation));
   }
-  return text;
+  return text + fmt::format("end {}\n", fmt::join(spec.end_tokens, " "));
 }
 
 // Everything that decides the bits of an answer, but for the request.
@@ -141,7 +141,7 @@ Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const Engin
     outline.notice = fmt::format("the longest request is {} tokens instead of {}: the model's own length", wanted,
                                  *options.max_model_len);
   config.max_model_len = wanted;
-  config.fit_max_model_len = !options.max_model_len || options.auto_max_model_len;
+  config.fit_max_model_len = !options.max_model_len;
   config.max_in_flight_tokens = options.max_num_batched_tokens;
   config.hybrid = options.hybrid_kv_cache;
   config.prefix_caching = options.prefix_caching;

@@ -6,7 +6,6 @@ namespace quire::engine {
 namespace {
 
 constexpr int64_t kTellingTokens = 32;  // smaller steps are bound by memory, not by tokens
-constexpr int64_t kFewestTokens = 16;   // a prompt must get on, however slow the machine
 constexpr int64_t kFirstTokens = 128;   // until a step has been measured
 constexpr double kAloneFactor = 2;      // without streams that wait, steps may be this much longer
 constexpr double kNewest = 0.5;         // weight of the newest measurement
@@ -17,8 +16,9 @@ int64_t StepBudget::tokens(int64_t decoding) const {
   const double aim = decoding > 0 ? step_seconds_ : step_seconds_ * kAloneFactor;
   const int64_t fit =
       seconds_per_token_ > 0 ? static_cast<int64_t>(std::min(aim / seconds_per_token_, 1e9)) : kFirstTokens;
-  // Every decoding request gets its token, whatever the time.
-  return std::clamp(std::max(fit, kFewestTokens + decoding), int64_t{1}, std::max(max_tokens_, decoding));
+  // Every decoding request gets its token, whatever the time, and prompts get on by steps that can still be measured:
+  // one slow step must not fix the budget for ever.
+  return std::clamp(std::max(fit, kTellingTokens + decoding), int64_t{1}, std::max(max_tokens_, decoding));
 }
 
 void StepBudget::observe(int64_t tokens, double seconds) {

@@ -12,6 +12,16 @@ TEST(StepBudget, AimsAtTheStepTimeOnceItHasMeasured) {
   EXPECT_NEAR(static_cast<double>(budget.tokens(0)), 200, 2);  // nobody waits: longer steps
 }
 
+TEST(StepBudget, RecoversFromSlowSteps) {
+  for (int64_t decoding : {0, 4, 40}) {
+    StepBudget budget(0.1, 2048);
+    for (int i = 0; i < 3; ++i) budget.observe(128, 60);
+    for (int i = 0; i < 40; ++i)
+      budget.observe(budget.tokens(decoding), 1e-4 * static_cast<double>(budget.tokens(decoding)));
+    EXPECT_GT(budget.tokens(decoding), 900) << decoding;
+  }
+}
+
 TEST(StepBudget, SmallStepsTellNothing) {
   StepBudget budget(0.1, 2048);
   const auto before = budget.tokens(1);

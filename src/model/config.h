@@ -70,7 +70,7 @@ inline constexpr int kMaxLayers = 4096;
 inline constexpr int kMaxWidth = 1 << 20;
 inline constexpr int kMaxHeads = 4096;
 inline constexpr int kMaxHeadDim = 1024;
-inline constexpr int kMaxPositions = 1 << 28;
+inline constexpr int kMaxPositions = 1 << 24;
 inline constexpr int kMaxVocabulary = 1 << 24;
 
 }  // namespace quire::model

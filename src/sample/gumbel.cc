@@ -54,7 +54,6 @@ TokenId sample_gumbel(std::span<const float> logits, const NoiseKey& key) {
   const auto n = static_cast<TokenId>(logits.size());
   // Start from the most likely token: then hardly any other needs its noise computed.
   const auto top = static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  if (logits[static_cast<size_t>(top)] == kNever) return 0;
   TokenId best = top;
   float best_value = logits[static_cast<size_t>(top)] + gumbel_noise(key, top);
 

@@ -21,8 +21,8 @@ struct NoiseKey {
 // -log(-log(1 - u)), u = (r + 1/2) * 2^-32 with 32 random bits r. Between -3.2 and 22.9.
 float gumbel_noise(const NoiseKey& key, TokenId token);
 
-// The token with the greatest logits[token] + noise; ties go to the lower id. Entries of -infinity never win. All
-// entries -infinity gives token 0.
+// The token with the greatest logits[token] + noise; ties go to the lower id. Entries of -infinity never win; one at
+// least must be finite, and none +infinity or NaN.
 TokenId sample_gumbel(std::span<const float> logits, const NoiseKey& key);
 
 }  // namespace quire::sample

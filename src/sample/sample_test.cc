@@ -155,6 +155,38 @@ TEST(Sampler, NaNEndsTheRequest) {
   EXPECT_EQ(token.error().kind, ErrorKind::kInternal);
 }
 
+// Nothing that a request may ask for hangs or chooses what it forbade.
+TEST(Sampler, LimitsThatLeaveNothingAndInfiniteLogitsAreErrors) {
+  const std::vector<TokenId> end = {5};
+  for (float temperature : {0.0F, 0.7F}) {
+    SamplingParams params{.temperature = temperature, .top_p = 0.5F, .min_p = 0.1F, .max_tokens = 8, .min_tokens = 3};
+    params.allowed_token_ids = {5};
+    const TokenCounts counts(params, {});
+    std::vector<float> logits(10, 1.0F);
+    const auto none = sample(table(), logits, {&params, &counts, end, 0, 0});
+    ASSERT_FALSE(none);
+    EXPECT_EQ(none.error().kind, ErrorKind::kInvalidRequest);
+
+    SamplingParams plain{.temperature = temperature, .top_p = 0.5F, .top_k = 3};
+    logits.assign(10, 1.0F);
+    logits[3] = std::numeric_limits<float>::infinity();
+    const auto infinite = sample(table(), logits, {&plain, &counts, {}, 0, 0});
+    ASSERT_FALSE(infinite);
+    EXPECT_EQ(infinite.error().kind, ErrorKind::kInternal);
+
+    logits.assign(10, 3e38F);  // a small temperature makes these infinite
+    plain.temperature = temperature * 0.1F;
+    EXPECT_EQ(sample(table(), logits, {&plain, &counts, {}, 0, 0}).has_value(), temperature == 0);
+  }
+}
+
+TEST(Sampler, TopPTakesAllWhenTheLogitsAreFarApart) {
+  SamplingParams params{.top_p = 0.999999F};
+  const TokenCounts counts(params, {});
+  std::vector<float> logits = {0, -1e30F, -2e38F, kNever};
+  EXPECT_EQ(*sample(table(), logits, {&params, &counts, {}, 0, 0}), 0);
+}
+
 TEST(Sampler, LogProbabilitiesAreTheLogSoftmax) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal(0, 3);
@@ -184,7 +216,7 @@ TEST(Sampler, RefusesWhatIsOutOfRange) {
   EXPECT_EQ(refused([](auto& p) { p.top_p = 0; }), "top_p");
   EXPECT_EQ(refused([](auto& p) { p.top_k = -1; }), "top_k");
   EXPECT_EQ(refused([](auto& p) { p.min_p = 1.5F; }), "min_p");
-  EXPECT_EQ(refused([](auto& p) { p.repetition_penalty = 0; }), "repetition_penalty");
+  EXPECT_EQ(refused([](auto& p) { p.repetition_penalty = 1e-38F; }), "repetition_penalty");
   EXPECT_EQ(refused([](auto& p) { p.logit_bias = {{100, 1}}; }), "logit_bias");
   EXPECT_EQ(refused([](auto& p) { p.allowed_token_ids = {-1}; }), "allowed_token_ids");
   EXPECT_EQ(refused([](auto& p) { p.stop_token_ids = {200}; }), "stop_token_ids");

@@ -71,7 +71,7 @@ void keep_top_p(const kernels::KernelTable& table, std::span<float> logits, floa
   const float log_sum = kernels::log_sum_exp(table, logits);
   const float greatest = *std::ranges::max_element(logits);
   for (float depth = 8;; depth *= 2) {
-    const float threshold = greatest - depth;
+    const float threshold = std::max(greatest - depth, std::numeric_limits<float>::lowest());
     std::vector<kernels::ScoredId> likely;
     size_t finite = 0;
     for (size_t i = 0; i < logits.size(); ++i) {
@@ -83,7 +83,7 @@ void keep_top_p(const kernels::KernelTable& table, std::span<float> logits, floa
     float sum = 0;
     size_t keep = 0;
     while (keep < likely.size() && sum < p) sum += kernels::exp(likely[keep++].value - log_sum);
-    if (sum < p && likely.size() < finite) continue;
+    if (sum < p && likely.size() < finite) continue;  // ends: at the lowest threshold all finite entries are likely
     std::ranges::fill(logits, kNever);
     for (size_t i = 0; i < keep; ++i) logits[static_cast<size_t>(likely[i].id)] = likely[i].value;
     return;
@@ -100,7 +100,6 @@ void keep_min_p(std::span<float> logits, float min_p) {
 }  // namespace
 
 Result<void> validate(const SamplingParams& p, int64_t vocab_size) {
-  constexpr float kGreatest = std::numeric_limits<float>::max();
   const struct {
     const char* field;
     float value, low, high;
@@ -109,11 +108,10 @@ Result<void> validate(const SamplingParams& p, int64_t vocab_size) {
                 {"min_p", p.min_p, 0, 1},
                 {"presence_penalty", p.presence_penalty, -2, 2},
                 {"frequency_penalty", p.frequency_penalty, -2, 2},
-                {"repetition_penalty", p.repetition_penalty, 0, kGreatest}};
+                {"repetition_penalty", p.repetition_penalty, 0.01F, 100}};
   for (const auto& range : ranges)
     if (auto checked = check_range(range.field, range.value, range.low, range.high); !checked) return checked;
   if (p.top_p == 0) return bad("top_p", "must be greater than 0");
-  if (p.repetition_penalty == 0) return bad("repetition_penalty", "must be greater than 0");
   if (p.top_k < 0) return bad("top_k", "must be 0 (all) or greater");
   if (p.max_tokens < 1) return bad("max_tokens", fmt::format("must be at least 1, not {}", p.max_tokens));
   if (p.min_tokens < 0 || p.min_tokens > p.max_tokens)
@@ -143,6 +141,7 @@ void TokenCounts::add_output(TokenId token) {
 
 Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context) {
   const SamplingParams& params = *context.params;
+  const auto best = [&] { return table.scan->argmax(logits.data(), static_cast<int>(logits.size())); };
   if (table.scan->has_nan(logits.data(), static_cast<int>(logits.size())))
     return fail(ErrorKind::kInternal, "the model produced logits that are not numbers");
 
@@ -153,10 +152,17 @@ Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logit
   }
   for (const auto& [id, bias] : params.logit_bias) logits[static_cast<size_t>(id)] += bias;
   penalise(logits, params, *context.counts);
-  if (is_greedy(params)) return table.scan->argmax(logits.data(), static_cast<int>(logits.size())).id;
+  if (!is_greedy(params)) {
+    const float inverse = 1 / params.temperature;
+    for (float& x : logits) x *= inverse;
+  }
+  const kernels::ScoredId most_likely = best();
+  if (most_likely.value == kNever)
+    return fail(ErrorKind::kInvalidRequest, "the request's limits leave no token to choose", "allowed_token_ids");
+  if (!std::isfinite(most_likely.value))
+    return fail(ErrorKind::kInternal, "the logits are not finite; the model or the request's bias makes them so");
+  if (is_greedy(params)) return most_likely.id;
 
-  const float inverse = 1 / params.temperature;
-  for (float& x : logits) x *= inverse;
   keep_top_k(table, logits, params.top_k);
   keep_top_p(table, logits, params.top_p);
   keep_min_p(logits, params.min_p);
@@ -168,8 +174,10 @@ PositionLogprobs log_probabilities(const kernels::KernelTable& table, std::span<
   const float log_sum = kernels::log_sum_exp(table, logits);
   const float value = logits[static_cast<size_t>(token)];
   PositionLogprobs result;
-  result.token = {token, value - log_sum,
-                  1 + table.scan->count_above(logits.data(), static_cast<int>(logits.size()), value)};
+  // Ties rank by id, as in the list of the best.
+  const auto before = std::ranges::count(logits.first(static_cast<size_t>(token)), value);
+  const int above = table.scan->count_above(logits.data(), static_cast<int>(logits.size()), value);
+  result.token = {token, value - log_sum, 1 + above + static_cast<int>(before)};
   std::vector<kernels::ScoredId> best(std::min(static_cast<size_t>(top), logits.size()));
   kernels::top_n(table, logits, best);
   for (size_t i = 0; i < best.size(); ++i)

@@ -44,7 +44,8 @@ struct SampleContext {
   int64_t position = 0;                      // of the token to be chosen
 };
 
-// Chooses a token. `logits` is used up. Not-a-number logits are kInternal: the request ends, nothing else does.
+// Chooses a token. `logits` is used up. Logits of the model that are NaN or +infinity are kInternal, and so
+// is what bias and penalties make infinite; kInvalidRequest if the request's own limits leave no token.
 Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context);
 
 // Natural log-probability and rank of `token`, and of the `top` most likely tokens, from unchanged logits.

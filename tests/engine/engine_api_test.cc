@@ -1,8 +1,7 @@
 // The embedding API under threads: queueing, cancelling, bounds, faults of single requests, and the end.
-#include "quire/engine.h"
-
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "quire/engine.h"
 #include "support/core_harness.h"
 
 namespace quire::test {
@@ -145,15 +145,94 @@ TEST(Engine, RefusesWhatCannotRunAndNamesTheField) {
   EXPECT_EQ(refused(hot), "top_p");
 }
 
-TEST(Engine, AnEndTokenStopsUnlessIgnored) {
+std::vector<TokenId> up_to_first(const std::vector<TokenId>& tokens, TokenId token) {
+  const auto first = std::find(tokens.begin(), tokens.end(), token);
+  return {tokens.begin(), first == tokens.end() ? first : first + 1};
+}
+
+TEST(Engine, AStopTokenEndsTheAnswerAndIsItsLast) {
   CoreHarness harness(tiny());
-  const std::vector<TokenId> greedy_tokens = harness.run({greedy({1, 2, 3}, 20)}).front().tokens;
+  const std::vector<TokenId> tokens = harness.run({greedy({1, 2, 3}, 20)}).front().tokens;
   Request request = greedy({1, 2, 3}, 20);
-  request.sampling.stop_token_ids = {greedy_tokens[4]};
+  request.sampling.stop_token_ids = {tokens[4]};
   const Answer stopped = harness.run({request}).front();
   EXPECT_EQ(stopped.finish, FinishReason::kStop);
-  const auto first = std::find(greedy_tokens.begin(), greedy_tokens.end(), greedy_tokens[4]);
-  EXPECT_EQ(stopped.tokens, std::vector<TokenId>(greedy_tokens.begin(), first + 1));
+  EXPECT_EQ(stopped.tokens, up_to_first(tokens, tokens[4]));
+}
+
+// The model's end token is 2; bias makes it the most likely at once.
+TEST(Engine, AnEndTokenStopsUnlessIgnoredOrTooEarly) {
+  CoreHarness harness(tiny());
+  Request request = greedy({1, 2, 3}, 6);
+  request.sampling.logit_bias = {{2, 100}};
+  EXPECT_EQ(harness.run({request}).front().tokens, std::vector<TokenId>(6, 2));
+
+  request.sampling.ignore_eos = false;
+  const Answer stopped = harness.run({request}).front();
+  EXPECT_EQ(stopped.tokens, std::vector<TokenId>{2});
+  EXPECT_EQ(stopped.finish, FinishReason::kStop);
+
+  request.sampling.min_tokens = 3;
+  const Answer late = harness.run({request}).front();
+  ASSERT_EQ(late.tokens.size(), 4U);
+  EXPECT_EQ(late.tokens.back(), 2);
+  for (size_t i = 0; i < 3; ++i) EXPECT_NE(late.tokens[i], 2);
+}
+
+// Prompt log-probabilities, penalties and seeded sampling, alone and where every request is preempted, chunked and
+// finds its prompt cached.
+TEST(Engine, LogProbabilitiesAndSamplesDoNotDependOnHowTheyAreRun) {
+  std::vector<Request> requests;
+  for (TokenId i = 0; i < 5; ++i) {
+    std::vector<TokenId> prompt(static_cast<size_t>(90 + 20 * i));
+    for (size_t p = 0; p < prompt.size(); ++p) prompt[p] = static_cast<TokenId>((p * 7 + static_cast<size_t>(i)) % 290);
+    Request request = greedy(std::move(prompt), 40);
+    request.sampling.temperature = 0.9F;
+    request.sampling.seed = 17 + static_cast<uint64_t>(i);
+    request.sampling.repetition_penalty = 1.2F;
+    request.sampling.frequency_penalty = 0.3F;
+    request.sampling.logprobs = 2;
+    if (i % 2 == 0) request.sampling.prompt_logprobs = 2;
+    requests.push_back(std::move(request));
+  }
+  std::vector<Answer> alone;
+  CoreHarness quiet(tiny());
+  for (const Request& request : requests) alone.push_back(quiet.run({request}).front());
+
+  EngineOptions options = tiny();
+  options.max_model_len = 256;
+  options.max_num_seqs = 5;
+  options.max_num_batched_tokens = 48;
+  for (size_t bytes = size_t{1} << 14;; bytes += size_t{1} << 14) {
+    ASSERT_LT(bytes, size_t{16} << 20);
+    options.kv_cache_bytes = bytes;
+    if (engine::LoadedModel::load(options)) break;
+  }
+  CoreHarness busy(options);
+  for (int round = 0; round < 2; ++round) {
+    const auto answers = busy.run(requests);
+    for (size_t i = 0; i < answers.size(); ++i) {
+      EXPECT_EQ(answers[i].tokens, alone[i].tokens);
+      const auto same = [](const std::vector<PositionLogprobs>& a, const std::vector<PositionLogprobs>& b) {
+        return std::ranges::equal(a, b, [](const PositionLogprobs& x, const PositionLogprobs& y) {
+          return x.token.token == y.token.token && x.token.logprob == y.token.logprob && x.token.rank == y.token.rank &&
+                 std::ranges::equal(x.top, y.top, [](const TokenLogprob& s, const TokenLogprob& t) {
+                   return s.token == t.token && s.logprob == t.logprob;
+                 });
+        });
+      };
+      EXPECT_TRUE(same(answers[i].logprobs, alone[i].logprobs));
+      EXPECT_TRUE(same(answers[i].prompt_logprobs, alone[i].prompt_logprobs));
+      EXPECT_EQ(answers[i].prompt_logprobs.size(), i % 2 == 0 ? requests[i].prompt.size() - 1 : 0);
+    }
+  }
+  EXPECT_GT(busy.core().stats().preemptions, 0U);
+}
+
+TEST(Engine, ASinkForEveryRequest) {
+  auto engine = *Engine::load(tiny());
+  EXPECT_EQ(engine->submit(greedy({1}, 1), {}).error().param, "sinks");
+  EXPECT_EQ(engine->submit_all({greedy({1}, 1), greedy({2}, 1)}, {}).error().param, "sinks");
 }
 
 // A copy of the untied Llama whose embedding of token 7 is not a number.

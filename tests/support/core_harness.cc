@@ -47,7 +47,7 @@ uint64_t CoreHarness::add(Request request, int64_t record_from) {
 
 void CoreHarness::step() {
   if (poison_) poison();
-  core_->step();
+  if (auto done = core_->step(); !done) die("step: " + done.error().message);
   if (auto sound = core_->integrity(); !sound) die("integrity: " + sound.error().message);
 }
 
