@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <optional>
 #include <set>
 #include <span>
 #include <string_view>
@@ -121,31 +123,79 @@ class Loader {
   size_t packed_bytes_ = 0;
 };
 
+// Calls f(name) for each tensor that the layer names.
+template <class F>
+void for_each_tensor(const LayerSpec& layer, F&& f) {
+  const auto norm = [&](const NormSpec& n) {
+    if (n.present()) f(n.tensor);
+  };
+  const auto matrix = [&](const MatrixSpec& m) {
+    for (const auto& part : m.parts) f(part.tensor);
+  };
+  norm(layer.attention_norm);
+  matrix(layer.attention.qkv);
+  norm(layer.attention.q_norm);
+  norm(layer.attention.k_norm);
+  matrix(layer.attention.output);
+  norm(layer.attention_post_norm);
+  norm(layer.mlp_norm);
+  matrix(layer.mlp.gate_up);
+  matrix(layer.mlp.down);
+  norm(layer.mlp_post_norm);
+}
+
 // Calls f(name) for each tensor that the spec names, each name once.
 template <class F>
 void for_each_tensor(const ModelSpec& spec, F&& f) {
   std::set<std::string_view> seen;
   const auto once = [&](const std::string& name) {
-    if (!name.empty() && seen.insert(name).second) f(name);
-  };
-  const auto matrix = [&](const MatrixSpec& m) {
-    for (const auto& part : m.parts) once(part.tensor);
+    if (seen.insert(name).second) f(name);
   };
   once(spec.embedding);
-  for (const auto& layer : spec.layers) {
-    once(layer.attention_norm.tensor);
-    matrix(layer.attention.qkv);
-    once(layer.attention.q_norm.tensor);
-    once(layer.attention.k_norm.tensor);
-    matrix(layer.attention.output);
-    once(layer.attention_post_norm.tensor);
-    once(layer.mlp_norm.tensor);
-    matrix(layer.mlp.gate_up);
-    matrix(layer.mlp.down);
-    once(layer.mlp_post_norm.tensor);
-  }
+  for (const LayerSpec& layer : spec.layers) for_each_tensor(layer, once);
   once(spec.final_norm.tensor);
-  matrix(spec.head);
+  for (const auto& part : spec.head.parts) once(part.tensor);
+}
+
+// What all tensors of the layer begin with, up to a dot: "model.layers.3.".
+std::string common_prefix(const LayerSpec& layer) {
+  std::optional<std::string> common;
+  for_each_tensor(layer, [&](const std::string& name) {
+    if (!common) common = name;
+    common->resize(static_cast<size_t>(std::ranges::mismatch(*common, name).in1 - common->begin()));
+  });
+  return common->substr(0, common->rfind('.') + 1);
+}
+
+// What tensors beside the named one begin with: "output." for output.weight.
+std::string stem(const std::string& name) { return name.substr(0, name.rfind('.') + 1); }
+
+// Whether files carry the tensor though nothing needs it: rope frequencies follow from the configuration.
+bool is_harmless(std::string_view name) {
+  return std::ranges::any_of(std::array{".rotary_emb.inv_freq", ".attn_rot_embd"},
+                             [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
+}
+
+// A tensor beside those of a layer, the embedding or the head, such as a bias, would change what the model says. Other
+// tensors, such as those of layers behind the last for predicting several tokens, belong to what is not run.
+Result<void> refuse_unread(const ModelSpec& spec, const weights::TensorSource& tensors) {
+  std::set<std::string, std::less<>> read, prefixes;
+  for_each_tensor(spec, [&](const std::string& name) { read.insert(name); });
+  for (const std::string& name : {spec.embedding, spec.final_norm.tensor, spec.head.parts.front().tensor})
+    prefixes.insert(stem(name));
+  for (const LayerSpec& layer : spec.layers) prefixes.insert(common_prefix(layer));
+  prefixes.erase("");
+  for (const weights::Tensor& tensor : tensors.tensors()) {
+    if (read.contains(tensor.name) || is_harmless(tensor.name)) continue;
+    for (size_t dot = 0; (dot = tensor.name.find('.', dot)) != std::string::npos; ++dot)
+      if (prefixes.contains(std::string_view(tensor.name).substr(0, dot + 1)))
+        return fail(ErrorKind::kUnsupported,
+                    fmt::format("tensor {} is not supported: {} models run without it, which would give other answers "
+                                "than this checkpoint means",
+                                tensor.name, spec.architecture),
+                    tensor.name);
+  }
+  return {};
 }
 
 std::span<const std::byte> bytes_of(std::string_view text) {
@@ -211,6 +261,9 @@ Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tens
 }
 
 Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context) {
+  if (profile == Profile::kQ8 && default_profile(spec, tensors) != Profile::kQ8)
+    return fail(ErrorKind::kUnsupported, "profile q8 needs a quantised checkpoint; use bfloat16 or float32", "dtype");
+  if (auto unread = refuse_unread(spec, tensors); !unread) return std::unexpected(unread.error());
   Model model;
   model.profile = profile;
   auto digest = digest_of(spec, tensors, context.pool);

@@ -14,9 +14,11 @@ Result<DecoderSizes> checked(DecoderSizes sizes) {
     return fail(ErrorKind::kCorruptFile,
                 fmt::format("{} query heads are no multiple of {} key and value heads", sizes.q_heads, sizes.kv_heads),
                 "num_key_value_heads");
-  if (sizes.head_dim % 8 != 0 || sizes.head_dim > 256)
+  if (sizes.head_dim % 8 != 0 || sizes.head_dim < 8 || sizes.head_dim > 256)
     return fail(ErrorKind::kUnsupported,
-                fmt::format("head size {} is not supported; it must be a multiple of 8, at most 256", sizes.head_dim),
+                fmt::format("head_dim {} (attention.key_length in GGUF; where absent, the hidden size over the heads) "
+                            "is not supported; it must be a multiple of 8, from 8 to 256",
+                            sizes.head_dim),
                 "head_dim");
   if (!(sizes.norm_epsilon > 0 && sizes.norm_epsilon < 1))
     return fail(ErrorKind::kCorruptFile, "the norm's epsilon must be between 0 and 1", "rms_norm_eps");
@@ -167,6 +169,35 @@ ModelSpec build_decoder(const DecoderSizes& s, const DecoderTraits& traits, cons
     spec.layers.push_back(std::move(layer));
   }
   return spec;
+}
+
+Result<void> require_activation(const HuggingFaceConfig& config, const char* key, const std::string& only) {
+  auto activation = config.string_or(key, only);
+  if (!activation) return std::unexpected(activation.error());
+  if (*activation != only)
+    return fail(ErrorKind::kUnsupported, fmt::format("{} {} is not supported; it must be {}", key, *activation, only),
+                key);
+  return {};
+}
+
+Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int layers) {
+  std::vector<bool> windowed;
+  if (!config.has("layer_types")) return windowed;
+  auto types = config.strings("layer_types");
+  if (!types) return std::unexpected(types.error());
+  if (types->size() != static_cast<size_t>(layers))
+    return fail(ErrorKind::kCorruptFile,
+                fmt::format("layer_types must have one entry a layer, {}, not {}", layers, types->size()),
+                "layer_types");
+  for (const auto& type : *types) {
+    if (type != "full_attention" && type != "sliding_attention")
+      return fail(
+          ErrorKind::kUnsupported,
+          fmt::format("layer type {} is not supported; supported are full_attention and sliding_attention", type),
+          "layer_types");
+    windowed.push_back(type == "sliding_attention");
+  }
+  return windowed;
 }
 
 Result<kernels::RopeParameters> hugging_face_rope(const HuggingFaceConfig& config, const std::string& section,

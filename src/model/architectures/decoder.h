@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "model/config.h"
 #include "model/spec.h"
@@ -52,6 +53,13 @@ DecoderNames gguf_names();
 // All layers alike, with full attention and no rope; the architecture sets `window` and `rope` per layer afterwards.
 ModelSpec build_decoder(const DecoderSizes& sizes, const DecoderTraits& traits, const DecoderNames& names,
                         bool tied_head);
+
+// kUnsupported, naming the key, if the configuration asks for another activation than `only`.
+Result<void> require_activation(const HuggingFaceConfig& config, const char* key, const std::string& only);
+
+// Which layers attend to a window, by layer_types; empty where the configuration does not have it. kUnsupported for a
+// type of any other kind.
+Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int layers);
 
 // The rope of a Hugging Face configuration, in the new spelling (rope_parameters, under `section` if it is per layer
 // type) or the old one (rope_theta, rope_scaling).

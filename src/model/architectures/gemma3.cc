@@ -24,19 +24,13 @@ DecoderTraits traits() {
 
 // Which layers are full.
 Result<std::vector<bool>> full_layers(const HuggingFaceConfig& config, int layers) {
-  std::vector<bool> full;
-  if (config.has("layer_types")) {
-    auto types = config.strings("layer_types");
-    if (!types) return std::unexpected(types.error());
-    for (const auto& type : *types) {
-      if (type != "full_attention" && type != "sliding_attention")
-        return fail(ErrorKind::kUnsupported, "layer type " + type + " is not supported", "layer_types");
-      full.push_back(type == "full_attention");
-    }
-    if (full.size() != static_cast<size_t>(layers))
-      return fail(ErrorKind::kCorruptFile, "layer_types must have one entry a layer", "layer_types");
-    return full;
+  auto windowed = windowed_layers(config, layers);
+  if (!windowed) return windowed;
+  if (!windowed->empty()) {
+    windowed->flip();
+    return windowed;
   }
+  std::vector<bool> full;
   auto pattern = config.integer_or("sliding_window_pattern", 1, kMaxLayers, kDefaultPattern);
   if (!pattern) return std::unexpected(pattern.error());
   for (int i = 0; i < layers; ++i) full.push_back((i + 1) % *pattern == 0);
@@ -76,6 +70,8 @@ Result<void> refuse_caps(const HuggingFaceConfig& config) {
 
 Result<ModelSpec> gemma3_from_hugging_face(const HuggingFaceConfig& config) {
   if (auto refused = refuse_caps(config); !refused) return std::unexpected(refused.error());
+  if (auto gelu = require_activation(config, "hidden_activation", "gelu_pytorch_tanh"); !gelu)
+    return std::unexpected(gelu.error());
   auto sizes = decoder_sizes(config);
   if (!sizes) return std::unexpected(sizes.error());
   auto full = full_layers(config, sizes->layers);

@@ -1,5 +1,7 @@
 // Llama: pre-norm, no q/k norm, SiLU, one rope. SmolLM2 is one. Source: models.md of the Llama 2 and 3 releases,
 // transformers' LlamaForCausalLM.
+#include <fmt/format.h>
+
 #include "model/architectures/architectures.h"
 #include "model/architectures/decoder.h"
 
@@ -26,11 +28,7 @@ Result<ModelSpec> llama_from_hugging_face(const HuggingFaceConfig& config) {
     if (!bias) return std::unexpected(bias.error());
     if (*bias) return fail(ErrorKind::kUnsupported, std::string(key) + " is not supported", key);
   }
-  auto activation = config.string_or("hidden_act", "silu");
-  if (!activation) return std::unexpected(activation.error());
-  if (*activation != "silu")
-    return fail(ErrorKind::kUnsupported, "hidden_act " + *activation + " is not supported; it must be silu",
-                "hidden_act");
+  if (auto silu = require_activation(config, "hidden_act", "silu"); !silu) return std::unexpected(silu.error());
   auto rope = hugging_face_rope(config, "", sizes->head_dim, kDefaultTheta);
   if (!rope) return std::unexpected(rope.error());
   auto tied = config.boolean_or("tie_word_embeddings", false);
@@ -45,6 +43,12 @@ Result<ModelSpec> llama_from_gguf(const GgufConfig& config) {
   if (!sizes) return std::unexpected(sizes.error());
   auto rope = gguf_rope(config, sizes->head_dim, kDefaultTheta);
   if (!rope) return std::unexpected(rope.error());
+  // Loading undoes the interleaving of whole heads, which would part pairs from dimensions that do not turn.
+  if (rope->rotary_dim != sizes->head_dim)
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("rope.dimension_count {} is not supported; it must be the head size, {}", rope->rotary_dim,
+                            sizes->head_dim),
+                "rope.dimension_count");
   const bool tied = config.file().find("output.weight") == nullptr;
   const DecoderTraits traits{.architecture = "llama", .interleaved_qk = true};
   return build(*sizes, traits, gguf_names(), tied, std::move(*rope));

@@ -11,17 +11,15 @@ const DecoderTraits kTraits{.architecture = "qwen3", .qk_norm = true};
 // The window of each layer: by layer_types where the configuration has them, else from max_window_layers on.
 Result<std::vector<int>> windows(const HuggingFaceConfig& config, int layers) {
   std::vector<int> out(static_cast<size_t>(layers), 0);
+  auto windowed = windowed_layers(config, layers);
+  if (!windowed) return std::unexpected(windowed.error());
   auto use = config.boolean_or("use_sliding_window", false);
   if (!use) return std::unexpected(use.error());
   if (!*use || !config.has("sliding_window")) return out;
   auto window = config.integer("sliding_window", 1, kMaxPositions);
   if (!window) return std::unexpected(window.error());
-  if (config.has("layer_types")) {
-    auto types = config.strings("layer_types");
-    if (!types) return std::unexpected(types.error());
-    if (types->size() != out.size())
-      return fail(ErrorKind::kCorruptFile, "layer_types must have one entry a layer", "layer_types");
-    for (size_t i = 0; i < out.size(); ++i) out[i] = (*types)[i] == "sliding_attention" ? *window : 0;
+  if (!windowed->empty()) {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = (*windowed)[i] ? *window : 0;
     return out;
   }
   auto first = config.integer_or("max_window_layers", 0, kMaxLayers, 0);
@@ -38,6 +36,7 @@ Result<ModelSpec> qwen3_from_hugging_face(const HuggingFaceConfig& config) {
   auto bias = config.boolean_or("attention_bias", false);
   if (!bias) return std::unexpected(bias.error());
   if (*bias) return fail(ErrorKind::kUnsupported, "attention_bias is not supported", "attention_bias");
+  if (auto silu = require_activation(config, "hidden_act", "silu"); !silu) return std::unexpected(silu.error());
   auto rope = hugging_face_rope(config, "", sizes->head_dim, kDefaultTheta);
   if (!rope) return std::unexpected(rope.error());
   auto tied = config.boolean_or("tie_word_embeddings", false);
