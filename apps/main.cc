@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <exception>
 
 #include "commands.h"
 
@@ -9,21 +10,32 @@ int report(const Error& error) {
   return error.kind == ErrorKind::kInternal ? 1 : 2;
 }
 
-}  // namespace quire::apps
+namespace {
 
-int main(int argc, char** argv) {
-  using quire::apps::Command;
-  const auto command = quire::apps::parse(argc, argv);
-  if (!command) return quire::apps::report(command.error());
+int run(int argc, char** argv) {
+  const auto command = parse(argc, argv);
+  if (!command) return report(command.error());
   switch (command->kind) {
     case Command::Kind::kServe:
-      return quire::apps::serve(command->serve);
+      return serve(command->serve);
     case Command::Kind::kInspect:
-      return quire::apps::inspect(command->inspect);
+      return inspect(command->inspect);
     case Command::Kind::kBench:
-      return quire::apps::bench(command->bench);
+      return bench(command->bench);
     case Command::Kind::kShown:
       return 0;
   }
   return 0;
+}
+
+}  // namespace
+}  // namespace quire::apps
+
+int main(int argc, char** argv) {
+  try {
+    return quire::apps::run(argc, argv);
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "quire: internal error: %s\n", failure.what());
+    return 1;
+  }
 }

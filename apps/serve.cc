@@ -2,10 +2,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <future>
-#include <iterator>
 #include <thread>
 
 #include "api/service.h"
@@ -18,6 +19,9 @@
 namespace quire::apps {
 namespace {
 
+constexpr size_t kMaxTemplateBytes = 1 << 20;
+constexpr int kMaxChoices = 1024;
+
 using TextResult = Result<std::optional<text::ModelText>>;
 
 std::string hex(const Sha256Digest& digest) {
@@ -29,30 +33,42 @@ std::string hex(const Sha256Digest& digest) {
 // The argument itself if it is a template, the file's text if it names a file.
 Result<std::string> read_template(const std::string& argument) {
   if (argument.find("{{") != std::string::npos || argument.find("{%") != std::string::npos) return argument;
+  const auto wrong = [&](ErrorKind kind, std::string_view what) {
+    return fail(kind, fmt::format("--chat-template: {} {}", argument, what), "--chat-template");
+  };
+  std::error_code ec;
+  const auto status = std::filesystem::status(argument, ec);
+  if (!std::filesystem::exists(status)) return wrong(ErrorKind::kNotFound, "is no file, and no template itself");
+  if (!std::filesystem::is_regular_file(status)) return wrong(ErrorKind::kInvalidRequest, "is not a regular file");
   std::ifstream in(argument, std::ios::binary);
-  if (!in) return fail(ErrorKind::kNotFound, fmt::format("--chat-template: no file {}", argument), "--chat-template");
-  return std::string(std::istreambuf_iterator<char>(in), {});
+  std::string source(kMaxTemplateBytes + 1, '\0');
+  in.read(source.data(), static_cast<std::streamsize>(source.size()));
+  if (!in.eof() && !in) return wrong(ErrorKind::kInvalidRequest, "cannot be read");
+  source.resize(static_cast<size_t>(in.gcount()));
+  if (source.size() > kMaxTemplateBytes)
+    return wrong(ErrorKind::kInvalidRequest, fmt::format("has more than {} bytes", kMaxTemplateBytes));
+  if (source.empty()) return wrong(ErrorKind::kInvalidRequest, "is empty");
+  return source;
 }
 
-// Tokenizer and template of the model, with the template replaced if the user gave one.
+// Tokenizer and template of the model, with the template replaced by flags.chat_template, its text, if there is one.
 TextResult load_model_text(const ServeFlags& flags) {
   auto checkpoint = weights::open_checkpoint(flags.engine.model);
   if (!checkpoint) return std::unexpected(checkpoint.error());
   auto text = checkpoint->gguf != nullptr ? text::load_text(*checkpoint->gguf) : text::load_text(checkpoint->path);
   if (!text || !*text || flags.chat_template.empty()) return text;
-  auto source = read_template(flags.chat_template);
-  if (!source) return std::unexpected(source.error());
+  const std::string& source = flags.chat_template;
   text::ModelText& model_text = **text;
   std::map<std::string, std::string> tokens;
   const text::SpecialIds ids = model_text.tokenizer.special_ids();
   for (const auto& [name, id] : {std::pair{"bos_token", ids.bos}, std::pair{"eos_token", ids.eos}})
     if (id) tokens[name] = model_text.tokenizer.name(*id);
-  auto compiled = text::ChatTemplate::compile({.text = *source, .special_tokens = std::move(tokens)});
+  auto compiled = text::ChatTemplate::compile({.text = source, .special_tokens = std::move(tokens)});
   if (!compiled) return std::unexpected(compiled.error());
   model_text.chat_template = std::move(*compiled);
   Sha256 hash;
   hash.update(model_text.digest);
-  hash.update(std::as_bytes(std::span(source->data(), source->size())));
+  hash.update(std::as_bytes(std::span(source)));
   model_text.digest = hash.finish();
   return text;
 }
@@ -77,6 +93,12 @@ void say_ready(const net::Server& server, const ServeFlags& flags, const ModelIn
                         server.url(), flags.served_model_names.front(), info.kv_cache_tokens, info.max_model_len));
 }
 
+// Lets the thread that runs the server end, also where loading failed or threw.
+struct StopAtEnd {
+  net::Server& server;
+  ~StopAtEnd() { server.stop(); }
+};
+
 // Loads the model while `io` answers 503, then serves until the server has drained.
 int load_and_serve(const ServeFlags& flags, const net::Server& server, api::Service& service, std::jthread& io) {
   const auto start = std::chrono::steady_clock::now();
@@ -97,8 +119,8 @@ int load_and_serve(const ServeFlags& flags, const net::Server& server, api::Serv
     log::info("the model has no tokenizer: prompts and answers are token ids only");
   }
   service.open(std::move(backend));
-  say_ready(server, flags, (*engine)->info(),
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  if (!server.stopping()) say_ready(server, flags, (*engine)->info(), seconds.count());
   io.join();
   service.close();
   return 0;
@@ -108,9 +130,14 @@ int load_and_serve(const ServeFlags& flags, const net::Server& server, api::Serv
 
 int serve(const ServeFlags& given) {
   ServeFlags flags = given;
-  // Contradictions and a wrong model end here, before the port is taken.
+  // Contradictions, a wrong model and a wrong template file end here, before the port is taken.
   auto checkpoint = weights::open_checkpoint(flags.engine.model);
   if (!checkpoint) return report(checkpoint.error());
+  if (!flags.chat_template.empty()) {
+    auto source = read_template(flags.chat_template);
+    if (!source) return report(source.error());
+    flags.chat_template = std::move(*source);
+  }
   if (flags.served_model_names.empty()) {
     const auto path = std::filesystem::weakly_canonical(flags.engine.model);
     flags.served_model_names = {path.extension() == ".gguf" ? path.stem().string() : path.filename().string()};
@@ -121,11 +148,13 @@ int serve(const ServeFlags& given) {
   options.drain_timeout = std::chrono::seconds(flags.drain_timeout_seconds);
   auto server = net::Server::listen(options);
   if (!server) return report(server.error());
-  api::Service service({.served_model_names = flags.served_model_names, .api_keys = flags.api_keys});
+  // More answers than the queue holds could never be taken in together.
+  api::Service service({.served_model_names = flags.served_model_names,
+                        .api_keys = flags.api_keys,
+                        .max_choices = std::min(kMaxChoices, flags.engine.max_waiting_requests)});
   std::jthread io([&] { (*server)->run(service.handler()); });
-  const int code = load_and_serve(flags, **server, service, io);
-  if (code != 0) (*server)->stop();
-  return code;
+  const StopAtEnd stop_at_end{**server};
+  return load_and_serve(flags, **server, service, io);
 }
 
 }  // namespace quire::apps

@@ -110,8 +110,26 @@ Result<void> check_length(const std::vector<TokenId>& prompt, const Plan& plan, 
   return {};
 }
 
+// Every answer has its own copy of the parameters: what all of them hold together is bounded.
+Result<void> check_sampling_ids(const Plan& plan, const ServiceOptions& service) {
+  const SamplingParams& sampling = plan.options.sampling;
+  const std::pair<size_t, const char*> lists[] = {{sampling.allowed_token_ids.size(), "allowed_token_ids"},
+                                                  {sampling.stop_token_ids.size(), "stop_token_ids"},
+                                                  {sampling.logit_bias.size(), "logit_bias"}};
+  size_t ids = 0;
+  for (const auto& [size, name] : lists) ids += size;
+  if (ids * plan.answers() <= service.max_sampling_ids) return {};
+  const char* longest = std::ranges::max(lists).second;
+  return invalid(
+      fmt::format("allowed_token_ids, stop_token_ids and logit_bias may hold at most {} ids together, times the {} "
+                  "answers of this request; they hold {}, most of them in {}",
+                  service.max_sampling_ids, plan.answers(), ids, longest),
+      longest);
+}
+
 // What both endpoints do once their prompts are tokens.
 Result<Plan> finish_plan(Plan plan, const Backend& backend, const ServiceOptions& service, uint64_t random_seed) {
+  if (auto fits = check_sampling_ids(plan, service); !fits) return std::unexpected(fits.error());
   size_t total = 0;
   for (std::vector<TokenId>& prompt : plan.prompts) {
     truncate(prompt, plan.options, backend.info->max_model_len);

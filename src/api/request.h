@@ -69,7 +69,6 @@ struct ChatPrompt {
 struct ChatRequest {
   GenerationOptions options;
   ChatPrompt prompt;
-  bool echo = false;  // repeats a last message that is continued
 };
 
 struct TokenizeRequest {

@@ -16,7 +16,6 @@ constexpr size_t kMaxStopBytes = 1024;
 constexpr size_t kMaxStopTokens = 1024;
 constexpr size_t kMaxSaltBytes = 1024;
 constexpr int kMaxN = 128;
-constexpr double kMaxFloat = std::numeric_limits<float>::max();
 constexpr double kMaxTemperature = 100;
 constexpr double kMaxBias = 100;
 
@@ -27,6 +26,16 @@ void read_stops(ObjectReader& in, GenerationOptions& options) {
     if (text.size() > kMaxStopBytes)
       in.fail("stop", fmt::format("a stop string may have at most {} bytes", kMaxStopBytes));
   }
+}
+
+// Each id once, in order, so that a list is never longer than the vocabulary.
+std::vector<TokenId> read_token_set(ObjectReader& in, std::string_view name, const ParseLimits& limits) {
+  std::vector<TokenId> ids = in.token_ids(name, limits.vocab_size);
+  std::ranges::sort(ids);
+  const auto repeated = std::ranges::unique(ids);
+  ids.erase(repeated.begin(), repeated.end());
+  ids.shrink_to_fit();
+  return ids;
 }
 
 void read_logit_bias(ObjectReader& in, const ParseLimits& limits, SamplingParams& sampling) {
@@ -77,16 +86,15 @@ void read_sampling(ObjectReader& in, const ParseLimits& limits, SamplingParams& 
   number("min_p", 0, 1, sampling.min_p);
   number("presence_penalty", -2, 2, sampling.presence_penalty);
   number("frequency_penalty", -2, 2, sampling.frequency_penalty);
-  number("repetition_penalty", 0, kMaxFloat, sampling.repetition_penalty);
-  if (sampling.repetition_penalty <= 0) in.fail("repetition_penalty", "repetition_penalty must be greater than 0");
+  number("repetition_penalty", 0.01, 100, sampling.repetition_penalty);
   const int64_t top_k = in.integer("top_k", -1, std::numeric_limits<int>::max()).value_or(0);
   sampling.top_k = static_cast<int>(std::max<int64_t>(top_k, 0));
   sampling.min_tokens = static_cast<int>(in.integer("min_tokens", 0, limits.max_model_len).value_or(0));
   sampling.ignore_eos = in.boolean("ignore_eos").value_or(false);
-  sampling.allowed_token_ids = in.token_ids("allowed_token_ids", limits.vocab_size);
-  sampling.stop_token_ids = in.token_ids("stop_token_ids", limits.vocab_size);
+  sampling.allowed_token_ids = read_token_set(in, "allowed_token_ids", limits);
+  sampling.stop_token_ids = read_token_set(in, "stop_token_ids", limits);
   if (sampling.stop_token_ids.size() > kMaxStopTokens) {
-    in.fail("stop_token_ids", fmt::format("stop_token_ids may hold at most {} ids", kMaxStopTokens));
+    in.fail("stop_token_ids", fmt::format("stop_token_ids may hold at most {} different ids", kMaxStopTokens));
   }
   if (const auto count = in.integer("prompt_logprobs", 0, kMaxLogprobs))
     sampling.prompt_logprobs = static_cast<int>(*count);

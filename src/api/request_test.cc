@@ -155,7 +155,8 @@ TEST(Completion, RefusesByName) {
       {with(R"("min_p":2)"), "min_p", "from 0 to 1"},
       {with(R"("presence_penalty":3)"), "presence_penalty", "from -2 to 2"},
       {with(R"("frequency_penalty":-3)"), "frequency_penalty", "from -2 to 2"},
-      {with(R"("repetition_penalty":0)"), "repetition_penalty", "greater than 0"},
+      {with(R"("repetition_penalty":0)"), "repetition_penalty", "from 0.01 to 100"},
+      {with(R"("repetition_penalty":101)"), "repetition_penalty", "from 0.01 to 100"},
       {with(R"("seed":1.5)"), "seed", "64 bits"},
       {with(R"("seed":18446744073709551616)"), "", "JSON"},
       {with(R"("stop":"")"), "stop", "empty"},
@@ -203,6 +204,13 @@ TEST(Completion, TakesWhatSaysNothingOfTheUnsupported) {
   EXPECT_TRUE(
       completion(with(R"("suffix":"","bad_words":[],"use_beam_search":false,"response_format":{"type":"text"})"))
           .has_value());
+}
+
+TEST(Completion, KeepsEachIdOnceHoweverOftenItIsNamed) {
+  const auto parsed = completion(with(R"("allowed_token_ids":[9,2,9,9,0,2],"stop_token_ids":[6,5,6])"));
+  ASSERT_TRUE(parsed.has_value());
+  EXPECT_EQ(parsed->request.options.sampling.allowed_token_ids, (std::vector<TokenId>{0, 2, 9}));
+  EXPECT_EQ(parsed->request.options.sampling.stop_token_ids, (std::vector<TokenId>{5, 6}));
 }
 
 TEST(Completion, EchoAloneNeedsNoNewTokens) {

@@ -29,6 +29,7 @@ struct ServiceOptions {
   int text_threads = 2;                               // that parse, render and tokenise
   int max_choices = 1024;                             // answers of one request: prompts times n
   size_t max_prompt_tokens = 4 << 20;                 // of one request, times n
+  size_t max_sampling_ids = 4 << 20;                  // allowed, stop and biased ids of one request, times its answers
   std::function<uint64_t()> random = random_64_bits;  // request ids, and seeds of requests that bring none
 };
 

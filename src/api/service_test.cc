@@ -178,6 +178,31 @@ TEST_F(ServiceTest, ShowsMetrics) {
   EXPECT_EQ(metric("vllm:request_generation_tokens_sum"), "2");
 }
 
+class SamplingIdsTest : public ServiceTest {
+ protected:
+  SamplingIdsTest() : ServiceTest(ServiceOptions{.served_model_names = {"m"}, .max_sampling_ids = 12}) {}
+};
+
+TEST_F(SamplingIdsTest, BoundsTheIdsOfAllAnswersTogether) {
+  open();
+  // Two prompts, n of 2, three different ids: just 12.
+  submit("/v1/completions",
+         R"({"prompt":["a","b"],"n":2,"allowed_token_ids":[1,1,1],"stop_token_ids":[2],)"
+         R"("logit_bias":{"3":1}})",
+         4);
+  for (const auto& [members, param] : std::vector<std::pair<std::string, std::string>>{
+           {R"("allowed_token_ids":[1,4],"stop_token_ids":[2],"logit_bias":{"3":1})", "allowed_token_ids"},
+           {R"("allowed_token_ids":[1],"stop_token_ids":[2,5],"logit_bias":{"3":1})", "stop_token_ids"},
+           {R"("stop_token_ids":[2],"logit_bias":{"1":1,"2":1,"3":1})", "logit_bias"}}) {
+    const HttpResponse refusal = post("/v1/completions", R"({"prompt":["a","b"],"n":2,)" + members + "}");
+    EXPECT_EQ(refusal.status, 400) << members;
+    const json error = json::parse(refusal.body)["error"];
+    EXPECT_EQ(error["param"], param);
+    EXPECT_NE(error["message"].get<std::string>().find("at most 12 ids"), std::string::npos) << error;
+  }
+  EXPECT_EQ(engine_.asked(), 4U);
+}
+
 class KeyTest : public ServiceTest {
  protected:
   KeyTest() : ServiceTest(ServiceOptions{.served_model_names = {"m"}, .api_keys = {"sesame", "second"}}) {}

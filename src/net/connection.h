@@ -2,6 +2,7 @@
 // this, since Boost's headers cost each of them seconds. All of it lives on the io thread.
 #pragma once
 
+#include <atomic>
 #include <boost/asio.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
@@ -35,9 +36,9 @@ class Connection;
 struct Core {
   ServerOptions options;
   api::Handler handler;
-  bool draining = false;
-  size_t body_bytes = 0;  // taken in by all connections for requests that still run
-  int running = 0;        // exchanges that the handler has
+  std::atomic<bool> draining = false;  // read by any thread, set on the io thread
+  size_t body_bytes = 0;               // taken in by all connections for requests that still run
+  int running = 0;                     // exchanges that the handler has
   std::unordered_set<Connection*> connections;
   std::string date;
   std::time_t date_second = -1;

@@ -10,7 +10,7 @@
 namespace quire::net {
 
 void Core::begin_drain() {
-  if (std::exchange(draining, true)) {
+  if (draining.exchange(true)) {
     close_all();
     return;
   }
@@ -111,6 +111,7 @@ Result<void> bind(Core& core) {
 class Server::Impl {
  public:
   Core core;
+  tcp::endpoint endpoint;  // where it listens, for other threads than the acceptor's too
 };
 
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -120,17 +121,15 @@ Result<std::unique_ptr<Server>> Server::listen(ServerOptions options) {
   auto impl = std::make_unique<Impl>();
   impl->core.options = std::move(options);
   if (auto bound = bind(impl->core); !bound) return std::unexpected(bound.error());
+  error_code ignored;
+  impl->endpoint = impl->core.acceptor.local_endpoint(ignored);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 
-uint16_t Server::port() const {
-  error_code ignored;
-  return impl_->core.acceptor.local_endpoint(ignored).port();
-}
+uint16_t Server::port() const { return impl_->endpoint.port(); }
 
 std::string Server::url() const {
-  error_code ignored;
-  const tcp::endpoint endpoint = impl_->core.acceptor.local_endpoint(ignored);
+  const tcp::endpoint& endpoint = impl_->endpoint;
   const std::string address = endpoint.address().to_string();
   return endpoint.address().is_v6() ? fmt::format("http://[{}]:{}", address, endpoint.port())
                                     : fmt::format("http://{}:{}", address, endpoint.port());
@@ -169,5 +168,7 @@ void Server::run(api::Handler handler) {
 void Server::stop() {
   asio::post(impl_->core.io, [&core = impl_->core] { core.begin_drain(); });
 }
+
+bool Server::stopping() const { return impl_->core.draining; }
 
 }  // namespace quire::net

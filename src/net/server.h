@@ -5,7 +5,7 @@
 // A client that leaves while its request runs is noticed at once, also behind pipelined bytes, and its Exchange is
 // told.
 //
-// listen() and run() belong to one thread; stop() and Exchange::post() may be called from any.
+// listen() and run() belong to one thread; everything else, and Exchange::post(), may be called from any.
 #pragma once
 
 #include <chrono>
@@ -47,10 +47,11 @@ class Server {
   uint16_t port() const;
   std::string url() const;  // "http://127.0.0.1:8000"
 
-  // Serves until stop() or a signal, then drains: takes no new connection, answers new requests with 503, lets running
-  // ones finish within the drain timeout, and drops what is left.
+  // Serves until stop() or a signal, then drains: closes idle connections, answers new requests with 503, on new
+  // connections too, lets running ones finish within the drain timeout, and drops what is left.
   void run(api::Handler handler);
   void stop();
+  bool stopping() const;  // draining has begun, or ended
 
  private:
   class Impl;

@@ -384,8 +384,10 @@ TEST(Server, DrainsRunningRequestsAndRefusesNewOnes) {
   idle.read_until("x");
   client.send(post("/stream", ""));
   ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
+  EXPECT_FALSE(running.server().stopping());
   running.server().stop();
   idle.read_all();
+  EXPECT_TRUE(running.server().stopping());
   EXPECT_TRUE(idle.ended());
   Client late(running.port());
   late.send(post("/echo", "x"));

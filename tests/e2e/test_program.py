@@ -34,6 +34,16 @@ def test_a_context_that_does_not_fit():
     assert_one_clear_line(run("serve", TINY, "--kv-cache-memory-bytes", 4096), "KV cache")
 
 
+def test_a_chat_template_that_is_no_file_to_read(tmp_path):
+    assert_one_clear_line(run("serve", TINY, "--chat-template", tmp_path), str(tmp_path), "not a regular file")
+    assert_one_clear_line(run("serve", TINY, "--chat-template", "/dev/zero"), "/dev/zero", "not a regular file")
+    assert_one_clear_line(run("serve", TINY, "--chat-template", tmp_path / "none"), "none", "no file")
+    assert_one_clear_line(run("serve", TINY, "--chat-template", "x" * 5000), "--chat-template")
+    for size, word in ((0, "empty"), ((1 << 20) + 1, "1048576 bytes")):
+        (tmp_path / "t.jinja").write_text("a" * size)
+        assert_one_clear_line(run("serve", TINY, "--chat-template", tmp_path / "t.jinja"), "t.jinja", word)
+
+
 def test_an_architecture_that_is_not_known(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["OddModel"], "model_type": "odd"}')
     shutil.copy(TINY / "model.safetensors", tmp_path)
@@ -65,6 +75,25 @@ def test_a_model_without_a_tokenizer_serves_ids(tmp_path):
             assert refusal.value.status == 400
             assert "tokenizer" in refusal.value.body["error"]["message"]
         wait_until_idle(server)
+
+
+def test_more_answers_than_the_queue_holds_are_a_bad_request():
+    with QuireServer(TINY, *FLAGS, "--max-waiting-requests", 2) as server:
+        assert len(server.post("/v1/completions", {"prompt": [5], "max_tokens": 1, "n": 2})["choices"]) == 2
+        with pytest.raises(HttpError) as refusal:
+            server.post("/v1/completions", {"prompt": [5], "max_tokens": 1, "n": 3})
+        assert refusal.value.status == 400
+        assert refusal.value.body["error"]["param"] == "n"
+
+
+def test_a_template_in_a_file_is_used(tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}")
+    flags = ("--kv-cache-memory-bytes", 16 << 20, "--chat-template", tmp_path / "t.jinja")
+    with QuireServer(TINY, *flags) as server:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        chat = server.post("/v1/chat/completions", body)
+        plain = server.post("/tokenize", {"prompt": "hi", "add_special_tokens": False})
+        assert chat["usage"]["prompt_tokens"] == plain["count"]
 
 
 def test_the_page_and_its_parts_are_served():
