@@ -30,7 +30,7 @@ struct RopeParameters {
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   double original_max_position = 8192;
-  double attention_factor = 1;  // cos and sin times this
+  double attention_factor = 1;                 // cos and sin times this
   std::vector<float> frequency_divisors = {};  // rotary_dim / 2 numbers, applied last; empty: none
 };
 

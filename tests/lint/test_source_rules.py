@@ -93,10 +93,14 @@ def test_libraries_out_of_their_room_are_found(tree):
             "src/cache/shown.h": "#include <nlohmann/json.hpp>\n",
             "src/cache/middle.h": '#include "cache/shown.h"\n',
             "src/engine/b.cc": '#include "cache/middle.h"\n',
+            "src/cache/test_files.h": "#include <gtest/gtest.h>\n",
+            "src/engine/a_test.cc": '#include "cache/test_files.h"\n',
+            "src/engine/c.cc": '#include "cache/test_files.h"\n',
         }
     )
     assert rules.foreign_headers(root) == [
         "src/cache/shown.h includes nlohmann/json.hpp, and src/engine/b.cc of another room sees it",
+        "src/cache/test_files.h includes gtest/gtest.h, and src/engine/c.cc of another room sees it",
         "src/engine/a.cc includes boost/asio.hpp: only net uses this library",
         "src/engine/a.cc includes immintrin.h: only base and kernels know the CPU",
     ]
