@@ -11,18 +11,6 @@
 namespace quire::apps {
 namespace {
 
-const char* name_of(Profile profile) {
-  switch (profile) {
-    case Profile::kF32:
-      return "f32";
-    case Profile::kBF16:
-      return "bf16";
-    case Profile::kQ8:
-      return "q8";
-  }
-  return "?";
-}
-
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 }  // namespace

@@ -138,6 +138,10 @@ int serve(const ServeFlags& given) {
     if (!source) return report(source.error());
     flags.chat_template = std::move(*source);
   }
+  for (const auto& [flag, values] :
+       {std::pair{"--served-model-name", &flags.served_model_names}, std::pair{"--api-key", &flags.api_keys}})
+    if (std::ranges::find(*values, std::string()) != values->end())
+      return report({ErrorKind::kInvalidRequest, fmt::format("{} must not be empty", flag), flag});
   if (flags.served_model_names.empty()) {
     const auto path = std::filesystem::weakly_canonical(flags.engine.model);
     flags.served_model_names = {path.extension() == ".gguf" ? path.stem().string() : path.filename().string()};

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "quire/error.h"
@@ -24,6 +25,18 @@
 namespace quire {
 
 enum class Profile : uint8_t { kF32, kBF16, kQ8 };  // docs/determinism.md
+
+constexpr std::string_view name_of(Profile profile) {
+  switch (profile) {
+    case Profile::kF32:
+      return "f32";
+    case Profile::kBF16:
+      return "bf16";
+    case Profile::kQ8:
+      return "q8";
+  }
+  return "?";
+}
 
 struct EngineOptions {
   std::filesystem::path model = {};           // a folder in Hugging Face format or a .gguf file

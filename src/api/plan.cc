@@ -64,20 +64,20 @@ Result<std::string> without_end(std::string rendered, std::string_view final_con
 }
 
 // Text so long that it cannot fit, whatever its tokens, is refused before it costs any work.
-Result<void> check_size(std::string_view text, const GenerationOptions& options, const Backend& backend) {
-  if (backend.tokenizer == nullptr || options.truncate_prompt_tokens) return {};
+Result<void> check_size(std::string_view text, const char* param, const Backend& backend) {
   const size_t most = std::max(kQuicklyDone, static_cast<size_t>(backend.info->max_model_len) * kLongestPiece);
   if (text.size() <= most) return {};
   return invalid(fmt::format("the prompt has {} bytes, far more than the {} tokens of the model's length can hold",
                              text.size(), backend.info->max_model_len),
-                 "prompt");
+                 param);
 }
 
 Result<std::vector<TokenId>> tokenize_prompt(const Prompt& prompt, bool add_special, const GenerationOptions& options,
                                              const Backend& backend) {
   if (const auto* ids = std::get_if<std::vector<TokenId>>(&prompt)) return *ids;
   const std::string& text = std::get<std::string>(prompt);
-  if (auto fits = check_size(text, options, backend); !fits) return std::unexpected(fits.error());
+  if (!options.truncate_prompt_tokens)
+    if (auto fits = check_size(text, "prompt", backend); !fits) return std::unexpected(fits.error());
   return tokenize_text(text, add_special, backend);
 }
 
@@ -199,6 +199,7 @@ Result<std::vector<TokenId>> tokenize_chat(const ChatPrompt& chat, const Backend
     rendered = without_end(std::move(*rendered), chat.final_content);
     if (!rendered) return std::unexpected(rendered.error());
   }
+  if (auto fits = check_size(*rendered, "messages", backend); !fits) return std::unexpected(fits.error());
   return tokenize_text(*rendered, chat.add_special_tokens, backend);
 }
 

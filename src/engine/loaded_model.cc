@@ -16,18 +16,6 @@ constexpr int kDefaultBlockSize = 32;
 constexpr cache::Layout kDefaultLayout = cache::Layout::kBLHNC;
 constexpr std::string_view kContract = "quire-bits-1";
 
-std::string_view name_of(Profile profile) {
-  switch (profile) {
-    case Profile::kF32:
-      return "f32";
-    case Profile::kBF16:
-      return "bf16";
-    case Profile::kQ8:
-      return "q8";
-  }
-  return "?";
-}
-
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
@@ -136,6 +124,12 @@ Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const Engin
     config.layout = *layout;
   }
   // Beyond its own length a model was not trained; the request is met as far as it can be.
+  const size_t memory = available_memory();
+  if (options.kv_cache_bytes.value_or(0) > memory)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("kv_cache_memory_bytes {} is more than the {} bytes of memory that are free",
+                            *options.kv_cache_bytes, memory),
+                "kv_cache_memory_bytes");
   const int64_t wanted = std::min(options.max_model_len.value_or(spec->max_positions), spec->max_positions);
   if (options.max_model_len.value_or(0) > wanted)
     outline.notice = fmt::format("the longest request is {} tokens instead of {}: the model's own length", wanted,

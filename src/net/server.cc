@@ -145,11 +145,11 @@ void Server::run(api::Handler handler) {
     asio::co_spawn(
         core.io,
         [&core]() -> awaitable<void> {
-          for (;;) {
+          // Closed already if stop() came before run(): nobody would end the wait then.
+          while (core.acceptor.is_open()) {
             const auto [ec, signal] = co_await core.signals.async_wait(kAwait);
             if (ec) co_return;
             core.begin_drain();
-            if (!core.acceptor.is_open()) co_return;
           }
         },
         asio::detached);

@@ -430,6 +430,17 @@ TEST(Server, DrainsOnASignal) {
   thread.join();
 }
 
+// A program that fails while it starts stops a server that may not run yet.
+TEST(Server, StoppedBeforeItRunsItEnds) {
+  for (int round = 0; round < 20; ++round) {
+    auto server = Server::listen({.port = 0});
+    ASSERT_TRUE(server.has_value());
+    (*server)->stop();
+    (*server)->run({});
+    EXPECT_TRUE((*server)->stopping());
+  }
+}
+
 TEST(Server, NamesThePortThatIsTaken) {
   auto first = Server::listen({.port = 0});
   ASSERT_TRUE(first.has_value());

@@ -292,6 +292,9 @@ TEST(Load, SaysWhatIsWrong) {
   options.kv_cache_bytes = 100000;
   EXPECT_NE(message(options), "");
   options = tiny();
+  options.kv_cache_bytes = size_t{1} << 60;
+  EXPECT_NE(message(options).find("kv_cache_memory_bytes"), std::string::npos);
+  options = tiny();
   options.block_size = 40;
   EXPECT_NE(message(options).find("block_size"), std::string::npos);
   options = tiny();
