@@ -114,7 +114,7 @@ int64_t Core::decoding() const {
 
 Result<void> Core::step() {
   const double start = now_seconds();
-  const sched::StepPlan plan = scheduler_.schedule(budget_.tokens(decoding()));
+  const sched::StepPlan plan = scheduler_.schedule(budget_.tokens(decoding(), active_.size() == 1));
   if (plan.requests.empty()) {
     tables_.update(plan);
     return {};

@@ -7,13 +7,13 @@ namespace {
 
 constexpr int64_t kTellingTokens = 32;  // smaller steps are bound by memory, not by tokens
 constexpr int64_t kFirstTokens = 128;   // until a step has been measured
-constexpr double kAloneFactor = 2;      // without streams that wait, steps may be this much longer
+constexpr double kAloneFactor = 2;      // a step of the only request may be this much longer
 constexpr double kNewest = 0.5;         // weight of the newest measurement
 
 }  // namespace
 
-int64_t StepBudget::tokens(int64_t decoding) const {
-  const double aim = decoding > 0 ? step_seconds_ : step_seconds_ * kAloneFactor;
+int64_t StepBudget::tokens(int64_t decoding, bool alone) const {
+  const double aim = alone ? step_seconds_ * kAloneFactor : step_seconds_;
   const int64_t fit =
       seconds_per_token_ > 0 ? static_cast<int64_t>(std::min(aim / seconds_per_token_, 1e9)) : kFirstTokens;
   // Every decoding request gets its token, whatever the time, and prompts get on by steps that can still be measured:

@@ -9,11 +9,11 @@ namespace quire::engine {
 
 class StepBudget {
  public:
-  // `step_seconds` > 0 is the aim while other requests decode; `max_tokens` >= 1 caps every step.
+  // `step_seconds` > 0 is the aim while requests wait for each other; `max_tokens` >= 1 caps every step.
   StepBudget(double step_seconds, int64_t max_tokens) : step_seconds_(step_seconds), max_tokens_(max_tokens) {}
 
-  // `decoding`: requests that already stream tokens and would wait for the whole step.
-  int64_t tokens(int64_t decoding) const;
+  // `decoding`: requests that stream tokens already. `alone`: there is but one request, so nobody waits for the step.
+  int64_t tokens(int64_t decoding, bool alone) const;
   void observe(int64_t tokens, double seconds);
 
  private:
