@@ -17,7 +17,7 @@ namespace {
 struct Figure {
   std::string name;
   std::vector<double> tokens_per_second;  // sorted
-  double overhead_us = 0;                 // a step: planning, tables, sampling, delivery; all but the forward pass
+  double overhead_us = 0;                 // a step: planning, tables, delivery; all but forward pass and sampling
   double median() const { return tokens_per_second[tokens_per_second.size() / 2]; }
 };
 

@@ -95,7 +95,7 @@ struct EngineStats {
   uint64_t finished_error = 0;
   uint64_t steps = 0;
   double step_seconds = 0;      // all of the steps' time
-  double overhead_seconds = 0;  // the part outside the forward pass
+  double overhead_seconds = 0;  // the part outside forward pass and sampling
 };
 
 class Engine {

@@ -81,7 +81,7 @@ void add_engine(Page& page, const ModelInfo& info, const EngineStats& stats) {
   page.gauge("quire:kv_cache_total_blocks", "Blocks of the KV cache that requests can hold.", stats.total_blocks);
   page.counter("quire:engine_steps_total", "Steps run.", stats.steps);
   page.counter("quire:engine_step_seconds_total", "Time spent in steps.", stats.step_seconds);
-  page.counter("quire:engine_overhead_seconds_total", "Time spent in steps outside of the forward pass.",
+  page.counter("quire:engine_overhead_seconds_total", "Time spent in steps outside of forward pass and sampling.",
                stats.overhead_seconds);
 }
 

@@ -135,12 +135,7 @@ Result<void> Core::step() {
   outcomes_.assign(plan.requests.size(), {});
 
   const double forward = now_seconds();
-  double sampling = 0;
-  model_->forward->run(batch_, model_->attention, [&](const exec::LogitsBlock& block) {
-    const double begin = now_seconds();
-    use_logits(plan, block);
-    sampling += now_seconds() - begin;
-  });
+  model_->forward->run(batch_, model_->attention, [&](const exec::LogitsBlock& block) { use_logits(plan, block); });
   const double forward_end = now_seconds();
 
   finish_step(plan);
@@ -148,7 +143,7 @@ Result<void> Core::step() {
   budget_.observe(plan.total_tokens, end - start);
   ++counters_.steps;
   counters_.step_seconds += end - start;
-  counters_.overhead_seconds += (end - start) - (forward_end - forward - sampling);
+  counters_.overhead_seconds += (end - start) - (forward_end - forward);
   if (options_.check_integrity) return scheduler_.integrity();
   return {};
 }
