@@ -388,7 +388,8 @@ TEST(Load, ReadsEveryFixture) {
   for (const char* model : {"llama_tied", "llama_untied", "qwen3", "gemma3", "gguf/llama_untied.gguf",
                             "gguf/qwen3.gguf", "gguf/gemma3.gguf"}) {
     SCOPED_TRACE(model);
-    const auto loaded = Fixture(model).load();
+    Fixture fixture(model);  // outlives the model: its allocator owns the weights
+    const auto loaded = fixture.load();
     ASSERT_TRUE(loaded.has_value()) << loaded.error().message;
     EXPECT_EQ(loaded->embedding.has_value(), !loaded->spec.tied_head());
     EXPECT_GT(loaded->weight_bytes, 0U);
