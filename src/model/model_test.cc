@@ -460,7 +460,8 @@ TEST(Load, ProfileQ8NeedsAQuantisedCheckpoint) {
   for (const char* model : {"llama_tied", "gguf/qwen3.gguf"})
     expect_error(Fixture(model).load(Profile::kQ8), ErrorKind::kUnsupported, "dtype", "bfloat16 or float32");
   for (const char* model : {"gguf/random_llama_k.gguf", "gguf/random_gemma3_mixed.gguf"}) {
-    const auto loaded = Fixture(model).load(Profile::kQ8);
+    Fixture fixture(model);
+    const auto loaded = fixture.load(Profile::kQ8);
     EXPECT_TRUE(loaded.has_value()) << loaded.error().message;
   }
 }
