@@ -15,12 +15,6 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Whether sample() leaves the logits as they are.
-bool leaves_logits(const SamplingParams& p) {
-  return p.temperature < 1e-5F && p.logit_bias.empty() && p.allowed_token_ids.empty() && p.min_tokens == 0 &&
-         p.presence_penalty == 0 && p.frequency_penalty == 0 && p.repetition_penalty == 1;
-}
-
 }  // namespace
 
 Result<void> validate_request(const Request& request, const ModelInfo& info) {
@@ -191,7 +185,7 @@ void Core::use_row_or_throw(Active& active, const LogitsUse& use, std::span<floa
 void Core::sample_row(Active& active, int64_t position, std::span<float> logits, Outcome& outcome) {
   const SamplingParams& params = active.request.sampling;
   std::vector<float> raw;
-  if (params.logprobs && !leaves_logits(params)) raw.assign(logits.begin(), logits.end());
+  if (params.logprobs && !sample::leaves_logits(params)) raw.assign(logits.begin(), logits.end());
   const auto token = sample::sample(model_->kernels, logits,
                                     {.params = &params,
                                      .counts = &active.counts,

@@ -141,7 +141,6 @@ void TokenCounts::add_output(TokenId token) {
 
 Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context) {
   const SamplingParams& params = *context.params;
-  const auto best = [&] { return table.scan->argmax(logits.data(), static_cast<int>(logits.size())); };
   if (table.scan->has_nan(logits.data(), static_cast<int>(logits.size())))
     return fail(ErrorKind::kInternal, "the model produced logits that are not numbers");
 
@@ -156,7 +155,7 @@ Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logit
     const float inverse = 1 / params.temperature;
     for (float& x : logits) x *= inverse;
   }
-  const kernels::ScoredId most_likely = best();
+  const kernels::ScoredId most_likely = table.scan->argmax(logits.data(), static_cast<int>(logits.size()));
   if (most_likely.value == kNever)
     return fail(ErrorKind::kInvalidRequest, "the request's limits leave no token to choose", "allowed_token_ids");
   if (!std::isfinite(most_likely.value))
@@ -167,6 +166,11 @@ Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logit
   keep_top_p(table, logits, params.top_p);
   keep_min_p(logits, params.min_p);
   return sample_gumbel(logits, {params.seed, static_cast<uint32_t>(params.choice), context.position});
+}
+
+bool leaves_logits(const SamplingParams& p) {
+  return is_greedy(p) && p.logit_bias.empty() && p.allowed_token_ids.empty() && p.min_tokens == 0 &&
+         p.presence_penalty == 0 && p.frequency_penalty == 0 && p.repetition_penalty == 1;
 }
 
 PositionLogprobs log_probabilities(const kernels::KernelTable& table, std::span<const float> logits, TokenId token,

@@ -48,6 +48,9 @@ struct SampleContext {
 // is what bias and penalties make infinite; kInvalidRequest if the request's own limits leave no token.
 Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context);
 
+// Whether sample() leaves the logits as they are: greedy, without limits, bias or penalties.
+bool leaves_logits(const SamplingParams& params);
+
 // Natural log-probability and rank of `token`, and of the `top` most likely tokens, from unchanged logits.
 PositionLogprobs log_probabilities(const kernels::KernelTable& table, std::span<const float> logits, TokenId token,
                                    int top);
