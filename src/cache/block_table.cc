@@ -79,14 +79,12 @@ int64_t aligned_table_width(int64_t columns, int64_t block_size, int64_t align_t
 void gather_rows(const BlockTable& table, const GatherRows& step, std::span<int32_t> out) {
   const auto width = static_cast<size_t>(table.width());
   QUIRE_CHECK(out.size() % width == 0 && step.rows.size() <= out.size() / width);
+  QUIRE_CHECK(step.skipped.size() == step.rows.size());
   for (size_t i = 0; i < step.rows.size(); ++i) {
-    const int32_t row = step.rows[i];
-    const auto blocks = table.row(row);
+    const auto blocks = table.row(step.rows[i]);
     const auto target = out.subspan(i * width, width);
     std::ranges::copy(blocks, target.begin());
-    if (step.reach == 0) continue;
-    const int64_t first_read = std::max<int64_t>(0, step.num_computed[static_cast<size_t>(row)] - step.reach);
-    const int64_t unread = std::min<int64_t>(first_read / step.block_size, std::ssize(blocks));
+    const int64_t unread = std::min<int64_t>(step.skipped[i] / step.block_size, std::ssize(blocks));
     std::fill_n(target.begin(), unread, kNullBlock.value);
   }
   std::ranges::fill(out.subspan(step.rows.size() * width), kNullBlock.value);

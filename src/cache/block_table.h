@@ -52,12 +52,11 @@ int64_t aligned_table_width(int64_t columns, int64_t block_size, int64_t align_t
 
 // Which table rows a step reads, in batch order.
 struct GatherRows {
-  std::span<const int32_t> rows;          // table row of each batch row
-  std::span<const int32_t> num_computed;  // by table row: position of the first token of this step
+  std::span<const int32_t> rows;  // table row of each batch row
+  // By batch row: how many leading tokens no token of the step reads (skipped_tokens() of those computed before it).
+  // Columns wholly below become null, since their blocks may be freed and handed to another request.
+  std::span<const int64_t> skipped;
   int64_t block_size = 1;
-  // A token at p reads no position below p - reach; 0: reads everything. Columns wholly below it become null, since
-  // their blocks may be freed and handed to another request.
-  int64_t reach = 0;
 };
 
 // Copies the rows of a step into `out`, int32 [out.size() / table.width(), table.width()]. Columns at and beyond a

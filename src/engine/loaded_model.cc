@@ -29,8 +29,8 @@ std::string numerics_of(const model::ModelSpec& spec) {
                         rope.original_max_position, rope.attention_factor, fmt::join(rope.frequency_divisors, " "));
   for (const auto& layer : spec.layers) {
     const auto& a = layer.attention;
-    text += fmt::format("layer {} {} {} {} {} {} {} {}\n", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.window, a.rope,
-                        layer.attention_norm.offset, static_cast<int>(layer.mlp.activation));
+    text += fmt::format("layer {} {} {} {} {} {} {} {} {} {}\n", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.window,
+                        a.chunk, a.donor, a.rope, layer.attention_norm.offset, static_cast<int>(layer.mlp.activation));
   }
   return text + fmt::format("end {}\n", fmt::join(spec.end_tokens, " "));
 }
@@ -97,11 +97,13 @@ std::vector<std::string> describe_groups(const cache::CachePlan& plan) {
   std::vector<std::string> lines;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const cache::CacheGroup& group = plan.groups[g];
-    std::string window;
+    std::string size;
     if (const auto* w = std::get_if<cache::SlidingWindow>(&group.spec.retention))
-      window = fmt::format(" of {} tokens", w->window);
+      size = fmt::format(" of {} tokens", w->window);
+    if (const auto* c = std::get_if<cache::ChunkedLocal>(&group.spec.retention))
+      size = fmt::format(" of {} tokens", c->chunk);
     lines.push_back(fmt::format("group {}: {}{}, {} layers, blocks of {} tokens, at most {} blocks a request", g,
-                                cache::name_of(group.spec), window, group.layers.size(), group.spec.block_size,
+                                cache::name_of(group.spec), size, group.layers.size(), group.spec.block_size,
                                 group.request_blocks));
   }
   return lines;
@@ -109,12 +111,22 @@ std::vector<std::string> describe_groups(const cache::CachePlan& plan) {
 
 Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const EngineOptions& options,
                               size_t weight_bytes) {
-  if (auto checked = check_options(options); !checked) return std::unexpected(checked.error());
   auto spec = model::make_spec(checkpoint);
   if (!spec) return std::unexpected(spec.error());
+  const Profile profile = options.profile.value_or(model::default_profile(*spec, *checkpoint.tensors));
+  return outline_spec(std::move(*spec), profile, options, weight_bytes);
+}
+
+Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const EngineOptions& options, size_t weight_bytes,
+                             exec::PageSizes pages) {
+  if (auto checked = check_options(options); !checked) return std::unexpected(checked.error());
+  if (auto valid = model::validate(spec); !valid) return std::unexpected(valid.error());
   Outline outline;
-  outline.profile = options.profile.value_or(model::default_profile(*spec, *checkpoint.tensors));
-  outline.layers = exec::cache_layers(*spec, outline.profile, options.block_size.value_or(kDefaultBlockSize));
+  outline.profile = profile;
+  outline.cache = {.dtype = profile == Profile::kF32 ? DType::kF32 : DType::kBF16,
+                   .block_size = options.block_size.value_or(kDefaultBlockSize),
+                   .pages = std::move(pages)};
+  outline.layers = exec::cache_layers(spec, outline.cache);
 
   cache::PlanConfig config;
   config.layout = kDefaultLayout;
@@ -130,7 +142,7 @@ Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const Engin
                 fmt::format("kv_cache_memory_bytes {} is more than the {} bytes of memory that are free",
                             *options.kv_cache_bytes, memory),
                 "kv_cache_memory_bytes");
-  const int64_t wanted = std::min(options.max_model_len.value_or(spec->max_positions), spec->max_positions);
+  const int64_t wanted = std::min(options.max_model_len.value_or(spec.max_positions), spec.max_positions);
   if (options.max_model_len.value_or(0) > wanted)
     outline.notice = fmt::format("the longest request is {} tokens instead of {}: the model's own length", wanted,
                                  *options.max_model_len);
@@ -146,21 +158,25 @@ Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const Engin
   if (plan->max_model_len < wanted)
     outline.notice = fmt::format("the longest request is {} tokens instead of {}: more do not fit {} MiB of KV cache",
                                  plan->max_model_len, wanted, config.budget_bytes >> 20);
-  outline.spec = std::move(*spec);
+  outline.spec = std::move(spec);
   outline.plan = std::move(*plan);
   return outline;
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& options) {
-  const CpuFeatures cpu = detect_cpu();
-  auto isa = choose_isa(cpu);
-  if (!isa) return std::unexpected(isa.error());
   auto checkpoint = weights::open_checkpoint(options.model);
   if (!checkpoint) return std::unexpected(checkpoint.error());
   auto outline = outline_model(*checkpoint, options, file_weight_bytes(*checkpoint));
   if (!outline) return std::unexpected(outline.error());
   if (!outline->notice.empty()) log::warn(outline->notice);
+  return make(std::move(*outline), *checkpoint->tensors, options);
+}
 
+Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const weights::TensorSource& tensors,
+                                                       const EngineOptions& options) {
+  const CpuFeatures cpu = detect_cpu();
+  auto isa = choose_isa(cpu);
+  if (!isa) return std::unexpected(isa.error());
   auto loaded = std::make_unique<LoadedModel>();
   auto table = kernels::kernel_table(*isa, cpu);
   if (!table) return std::unexpected(table.error());
@@ -168,15 +184,15 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& opti
   if (auto tested = kernels::self_test(loaded->kernels); !tested) return std::unexpected(tested.error());
   loaded->pool = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
 
-  auto model = model::load_weights(std::move(outline->spec), *checkpoint->tensors, outline->profile,
+  auto model = model::load_weights(std::move(outline.spec), tensors, outline.profile,
                                    {loaded->allocator, *loaded->pool, options.progress});
   if (!model) return std::unexpected(model.error());
   loaded->model = std::move(*model);
-  auto storage = exec::KvStorage::make(std::move(outline->plan), loaded->allocator);
+  auto storage = exec::KvStorage::make(std::move(outline.plan), loaded->allocator);
   if (!storage) return std::unexpected(storage.error());
   loaded->storage = std::move(*storage);
   const cache::CachePlan& plan = loaded->storage.plan();
-  auto attention = exec::AttentionGroups::make(loaded->model.spec, plan, outline->layers, loaded->storage.base(),
+  auto attention = exec::AttentionGroups::make(loaded->model.spec, loaded->storage, outline.layers, outline.cache.pages,
                                                options.max_num_seqs);
   if (!attention) return std::unexpected(attention.error());
   loaded->attention = std::move(*attention);

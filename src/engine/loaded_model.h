@@ -23,6 +23,7 @@ namespace quire::engine {
 struct Outline {
   model::ModelSpec spec;
   Profile profile = Profile::kF32;
+  exec::CacheChoice cache;
   std::vector<cache::CacheLayer> layers;
   cache::CachePlan plan;
   std::string notice;  // for people, if a default was lowered; may be empty
@@ -30,6 +31,9 @@ struct Outline {
 
 // kv_cache_bytes unset: half of the memory that would be free after weights of `weight_bytes`.
 Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const EngineOptions& options, size_t weight_bytes);
+// The same for a spec from anywhere, and kernels that take pages of other sizes.
+Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const EngineOptions& options, size_t weight_bytes,
+                             exec::PageSizes pages = exec::page_sizes);
 
 // Bytes of all tensors of a checkpoint as they lie in its files.
 size_t file_weight_bytes(const weights::Checkpoint& checkpoint);
@@ -51,6 +55,9 @@ struct LoadedModel {
   // Runs on the calling thread and the pool's workers; the same thread must run the forward pass later, or none at the
   // same time.
   static Result<std::unique_ptr<LoadedModel>> load(const EngineOptions& options);
+  // With the outline's weights from `tensors`, which need not live on.
+  static Result<std::unique_ptr<LoadedModel>> make(Outline outline, const weights::TensorSource& tensors,
+                                                   const EngineOptions& options);
 };
 
 }  // namespace quire::engine

@@ -10,26 +10,26 @@
 namespace quire::exec {
 namespace {
 
-// The pages that the attention kernels take.
-const cache::KernelBlockSizes kPages{.exact = {16, 32, 64}, .multiples_of = {}};
-
 bool same_shape(const kernels::AttentionShape& a, const kernels::AttentionShape& b) {
   return a.q_heads == b.q_heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
          a.page_tokens == b.page_tokens && a.dtype == b.dtype && a.window == b.window && a.chunk == b.chunk;
 }
 
+Result<int64_t> choose_page(const cache::CacheSpec& spec, const cache::KernelBlockSizes& taken) {
+  return cache::select_kernel_block(spec.block_size, {&taken, 1});
+}
+
 Result<AttentionGroup> make_group(const model::AttentionSpec& attention, const cache::CachePlan& plan,
-                                  const cache::LayerPlace& place, int64_t max_num_seqs) {
-  auto page_tokens = cache::select_kernel_block(place.spec.block_size, {&kPages, 1});
-  if (!page_tokens) return std::unexpected(page_tokens.error());
+                                  const cache::LayerPlace& place, int64_t page_tokens, int64_t max_num_seqs) {
   const kernels::AttentionShape shape = {.q_heads = attention.q_heads,
                                          .kv_heads = attention.kv_heads,
                                          .head_dim = attention.head_dim,
-                                         .page_tokens = static_cast<int>(*page_tokens),
+                                         .page_tokens = static_cast<int>(page_tokens),
                                          .dtype = place.spec.dtype,
-                                         .window = attention.window};
+                                         .window = attention.window,
+                                         .chunk = attention.chunk};
   if (auto checked = kernels::check_attention_shape(shape); !checked) return std::unexpected(checked.error());
-  auto view = cache::view_kernel_blocks(plan.layout, place, plan.num_blocks, *page_tokens);
+  auto view = cache::view_kernel_blocks(plan.layout, place, plan.num_blocks, page_tokens);
   if (!view) return std::unexpected(view.error());
   if (view->num_pages > std::numeric_limits<int32_t>::max())
     return fail(ErrorKind::kUnsupported, "the cache has more kernel pages than 31 bits can number; use a larger block");
@@ -41,16 +41,21 @@ Result<AttentionGroup> make_group(const model::AttentionSpec& attention, const c
 
 }  // namespace
 
-Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, const cache::CachePlan& plan,
-                                              std::span<const cache::CacheLayer> layers, std::byte* base,
+Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, const KvStorage& storage,
+                                              std::span<const cache::CacheLayer> layers, const PageSizes& pages,
                                               int64_t max_num_seqs) {
+  const cache::CachePlan& plan = storage.plan();
   AttentionGroups result;
   for (const auto& layer : spec.layers) {
     const model::AttentionSpec& attention = layer.attention;
-    const auto it = std::ranges::find(layers, attention.name, &cache::CacheLayer::name);
+    const std::string& keeper = attention.keeps_own() ? attention.name : attention.donor;
+    const auto it = std::ranges::find(layers, keeper, &cache::CacheLayer::name);
     QUIRE_CHECK(it != layers.end());
     const cache::LayerPlace& place = plan.layers[static_cast<size_t>(it - layers.begin())];
-    auto group = make_group(attention, plan, place, max_num_seqs);
+    auto page_tokens = attention.keeps_own() ? choose_page(place.spec, pages(attention))
+                                             : result.group(result.layer(keeper)).shape.page_tokens;
+    if (!page_tokens) return std::unexpected(page_tokens.error());
+    auto group = make_group(attention, plan, place, *page_tokens, max_num_seqs);
     if (!group) return std::unexpected(group.error());
 
     const auto same = std::ranges::find_if(result.groups_, [&](const AttentionGroup& g) {
@@ -60,7 +65,7 @@ Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, cons
     });
     LayerCache cache;
     cache.group = static_cast<int>(same - result.groups_.begin());
-    cache.view = {.base = base + place.offset,
+    cache.view = {.base = storage.base() + place.offset,
                   .page_stride = static_cast<size_t>(group->kernel_view.page_bytes),
                   .head_stride = static_cast<size_t>(group->kernel_view.head_bytes),
                   .block_tokens = static_cast<int>(place.spec.block_size),

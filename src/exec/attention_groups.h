@@ -1,8 +1,9 @@
 // Attention groups: the layers of one KV cache group that the same kernel serves in the same shape. Each has a mapped
 // table of kernel pages and an attention plan of its own, made from the block table of *its own* cache group.
 //
-// A manager block holds one or more kernel pages (cache/kernel_blocks.h). Layers find cache view and metadata by their
-// name, never by position. Engine thread only.
+// A manager block holds one or more kernel pages (cache/kernel_blocks.h); groups over one cache group may have pages of
+// different sizes. Layers find cache view and metadata by their name, never by position; a layer that shares another's
+// keys and values finds those of its donor. Engine thread only.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +17,7 @@
 #include "base/ids.h"
 #include "cache/kernel_blocks.h"
 #include "cache/planner.h"
+#include "exec/kv_storage.h"
 #include "exec/step_batch.h"
 #include "kernels/attention.h"
 #include "model/spec.h"
@@ -39,10 +41,11 @@ struct LayerCache {
 
 class AttentionGroups {
  public:
-  // `base` is the plan's allocation; layer l of the plan is called layers[l].name. Steps have up to `max_num_seqs`
-  // sequences.
-  static Result<AttentionGroups> make(const model::ModelSpec& spec, const cache::CachePlan& plan,
-                                      std::span<const cache::CacheLayer> layers, std::byte* base, int64_t max_num_seqs);
+  // The spec must have passed model::validate(). Layer l of the storage's plan is called layers[l].name. Steps have up
+  // to `max_num_seqs` sequences.
+  static Result<AttentionGroups> make(const model::ModelSpec& spec, const KvStorage& storage,
+                                      std::span<const cache::CacheLayer> layers, const PageSizes& pages,
+                                      int64_t max_num_seqs);
 
   // Maps the batch's tables and plans its attention, for all groups. `workers` is the pool's size.
   void prepare(const StepBatch& batch, int workers);

@@ -156,23 +156,24 @@ void Forward::add_residual(const model::Linear& linear, std::span<const float> p
   });
 }
 
-// In place, on the rows of q and k.
+// In place, on the rows of q, and of k where the layer makes them.
 void Forward::rope_and_norm(const StepBatch& batch, const model::AttentionSpec& spec,
                             const model::LayerWeights& weights) {
   const auto stride = static_cast<size_t>(spec.qkv.rows());
   const auto d = static_cast<size_t>(spec.head_dim);
   const float epsilon = model_->spec.norm_epsilon;
+  const int heads = spec.q_heads + (spec.keeps_own() ? spec.kv_heads : 0);
   pool_->split(batch.rows(), [&](int begin, int end) {
     for (int r = begin; r < end; ++r) {
       float* q = floats(wide_) + static_cast<size_t>(r) * stride;
       float* k = q + static_cast<size_t>(spec.q_heads) * d;
-      if (spec.q_norm.present()) {
+      if (spec.q_norm.present())
         kernels_->rows->rms_norm({q, d, weights.q_norm.data(), epsilon, spec.q_heads, spec.head_dim, q, d});
+      if (spec.k_norm.present())
         kernels_->rows->rms_norm({k, d, weights.k_norm.data(), epsilon, spec.kv_heads, spec.head_dim, k, d});
-      }
       if (spec.rope < 0) continue;
       const kernels::RopeTable& rope = ropes_[static_cast<size_t>(spec.rope)];
-      kernels::apply_rope(*kernels_, rope, batch.positions[static_cast<size_t>(r)], q, spec.q_heads + spec.kv_heads, d);
+      kernels::apply_rope(*kernels_, rope, batch.positions[static_cast<size_t>(r)], q, heads, d);
     }
   });
 }
@@ -191,10 +192,11 @@ void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, s
 
   const LayerCache& cache = caches.layer(a.name);
   const AttentionGroup& group = caches.group(cache);
-  const float* k = floats(wide_) + q_width;
-  kernels::write_kv(*kernels_, group.shape, cache.view,
-                    {batch.groups[static_cast<size_t>(group.cache_group.value)].slots, k, k + kv_width, stride, stride},
-                    *pool_);
+  if (a.keeps_own()) {
+    const float* k = floats(wide_) + q_width;
+    const auto& slots = batch.groups[static_cast<size_t>(group.cache_group.value)].slots;
+    kernels::write_kv(*kernels_, group.shape, cache.view, {slots, k, k + kv_width, stride, stride}, *pool_);
+  }
   const kernels::AttentionRows rows{
       .q = floats(wide_), .out = floats(attended_), .q_stride = stride, .out_stride = q_width, .scale = a.scale};
   kernels::attend(*kernels_, group.plan, cache.view, rows, workspace_, *pool_);

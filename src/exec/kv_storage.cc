@@ -5,17 +5,21 @@
 
 namespace quire::exec {
 
-std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, Profile profile, int block_size) {
-  const DType dtype = profile == Profile::kF32 ? DType::kF32 : DType::kBF16;
+cache::KernelBlockSizes page_sizes(const model::AttentionSpec&) { return {.exact = {16, 32, 64}, .multiples_of = {}}; }
+
+std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, const CacheChoice& choice) {
   std::vector<cache::CacheLayer> layers;
   for (const auto& layer : spec.layers) {
     const model::AttentionSpec& attention = layer.attention;
+    if (!attention.keeps_own()) continue;
     cache::CacheSpec cache;
     if (attention.window > 0) cache.retention = cache::SlidingWindow{.window = attention.window};
-    cache.dtype = dtype;
-    cache.block_size = block_size;
+    if (attention.chunk > 0) cache.retention = cache::ChunkedLocal{.chunk = attention.chunk};
+    cache.dtype = choice.dtype;
+    cache.block_size = choice.block_size;
     cache.num_kv_heads = attention.kv_heads;
-    cache.state_bytes = 2 * int64_t{attention.head_dim} * static_cast<int64_t>(size_of(dtype));
+    cache.state_bytes = 2 * int64_t{attention.head_dim} * static_cast<int64_t>(size_of(choice.dtype));
+    cache.block_stride_alignment = cache::stride_alignment_for(choice.pages(attention), {});
     layers.push_back({attention.name, cache});
   }
   return layers;

@@ -1,10 +1,12 @@
 // The memory behind a CachePlan: what each attention layer keeps, one allocation, and copies of whole blocks.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/ids.h"
+#include "cache/kernel_blocks.h"
 #include "cache/planner.h"
 #include "model/spec.h"
 #include "quire/engine.h"
@@ -12,8 +14,20 @@
 
 namespace quire::exec {
 
-// The cache layers of a model, in its order: K and V of every attention layer, in fp32 for kF32 and bf16 otherwise.
-std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, Profile profile, int block_size);
+// The pages, in tokens, that the kernel of a layer takes.
+using PageSizes = std::function<cache::KernelBlockSizes(const model::AttentionSpec&)>;
+cache::KernelBlockSizes page_sizes(const model::AttentionSpec& attention);
+
+// What a model's cache is made of, beside the model.
+struct CacheChoice {
+  DType dtype = DType::kBF16;  // of keys and values
+  int block_size = 0;          // tokens of a manager block
+  PageSizes pages = page_sizes;
+};
+
+// The cache layers of a model, in its order: K and V of every attention layer that keeps its own. Blocks that the
+// kernel must split are aligned, so that its pages tile them in every layout.
+std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, const CacheChoice& choice);
 
 class KvStorage {
  public:

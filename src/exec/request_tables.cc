@@ -5,24 +5,15 @@
 #include "base/check.h"
 
 namespace quire::exec {
-namespace {
-
-int64_t reach_of(const cache::CacheSpec& spec) {
-  const auto* window = std::get_if<cache::SlidingWindow>(&spec.retention);
-  return window == nullptr ? 0 : window->window - 1 + window->extra_retained;
-}
-
-}  // namespace
 
 Result<RequestTables> RequestTables::make(std::span<const cache::CacheGroup> groups, int64_t max_num_seqs) {
   RequestTables tables;
   for (const auto& group : groups) {
     auto table = cache::BlockTable::create(max_num_seqs, group.table_columns);
     if (!table) return std::unexpected(table.error());
-    tables.groups_.push_back({std::move(*table), cache::slot_rule(group.spec), reach_of(group.spec)});
+    tables.groups_.push_back({std::move(*table), group.spec});
   }
   for (int64_t row = max_num_seqs; row-- > 0;) tables.free_rows_.push_back(static_cast<int32_t>(row));
-  tables.computed_.resize(static_cast<size_t>(max_num_seqs));
   return tables;
 }
 
@@ -54,7 +45,6 @@ void RequestTables::update(const sched::StepPlan& plan) {
     const int32_t row = row_of(planned.id);
     for (size_t g = 0; g < groups_.size(); ++g)
       groups_[g].table.append(row, plan.new_blocks(i, GroupId(static_cast<int32_t>(g))));
-    computed_[static_cast<size_t>(row)] = static_cast<int32_t>(planned.num_computed);
     batch_rows_.push_back(row);
     starts_.push_back(starts_.back() + static_cast<int32_t>(planned.num_new));
   }
@@ -67,12 +57,13 @@ void RequestTables::fill(const sched::StepPlan& plan, StepBatch& batch) {
     GroupTables& out = batch.groups[g];
     out.width = static_cast<int>(group.table.width());
     out.blocks.resize(plan.requests.size() * static_cast<size_t>(out.width));
-    cache::gather_rows(
-        group.table,
-        {.rows = batch_rows_, .num_computed = computed_, .block_size = group.slots.block_size, .reach = group.reach},
-        out.blocks);
+    skipped_.clear();
+    for (const auto& planned : plan.requests)
+      skipped_.push_back(cache::skipped_tokens(group.spec, planned.num_computed));
+    cache::gather_rows(group.table, {.rows = batch_rows_, .skipped = skipped_, .block_size = group.spec.block_size},
+                       out.blocks);
     out.slots.resize(batch.positions.size());
-    cache::map_slots(group.table, group.slots, {}, {batch_rows_, starts_, batch.positions}, out.slots);
+    cache::map_slots(group.table, cache::slot_rule(group.spec), {}, {batch_rows_, starts_, batch.positions}, out.slots);
   }
 }
 

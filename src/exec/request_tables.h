@@ -33,8 +33,7 @@ class RequestTables {
  private:
   struct Group {
     cache::BlockTable table;
-    cache::SlotRule slots;
-    int64_t reach;  // a token at p reads nothing below p - reach; 0: everything
+    cache::CacheSpec spec;
   };
 
   void drop(RequestId id);
@@ -43,8 +42,8 @@ class RequestTables {
   std::vector<Group> groups_;
   std::unordered_map<RequestId, int32_t> rows_;
   std::vector<int32_t> free_rows_;
-  std::vector<int32_t> computed_;             // by table row: position of the step's first token
   std::vector<int32_t> batch_rows_, starts_;  // of the current plan
+  std::vector<int64_t> skipped_;              // scratch of fill()
 };
 
 }  // namespace quire::exec

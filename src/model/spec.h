@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/rope.h"
+#include "quire/error.h"
 #include "quire/request.h"
 
 namespace quire::model {
@@ -44,16 +45,22 @@ struct NormSpec {
 
 struct AttentionSpec {
   std::string name;  // of the layer in the cache plan; attention groups are found by it
+  // The earlier layer whose keys and values this one reads instead of keeping its own; empty: none. They must agree in
+  // kv heads, head size and mask.
+  std::string donor;
   int q_heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
   float scale = 0;  // of q . k
   int window = 0;   // keys in (pos - window, pos]; 0: all
+  int chunk = 0;    // keys of the same floor(pos / chunk); 0: all
   int rope = -1;    // index into ModelSpec::ropes; -1: none
-  MatrixSpec qkv;   // rows: q heads, k heads, v heads
+  MatrixSpec qkv;   // rows: q heads, k heads, v heads; with a donor the q heads alone
   NormSpec q_norm;  // per head, before rope; absent in most
   NormSpec k_norm;
   MatrixSpec output;
+
+  bool keeps_own() const { return donor.empty(); }
 };
 
 enum class Activation : uint8_t { kSilu, kGeluTanh };
@@ -91,5 +98,9 @@ struct ModelSpec {
 
   bool tied_head() const { return head.parts.front().tensor == embedding; }
 };
+
+// What no tensor's shape tells: layers have names of their own, masks are possible, and every donor is an earlier layer
+// that keeps what the reader expects. kUnsupported, naming the layer.
+Result<void> validate(const ModelSpec& spec);
 
 }  // namespace quire::model

@@ -14,14 +14,19 @@ namespace {
   std::exit(1);
 }
 
-}  // namespace
-
-CoreHarness::CoreHarness(EngineOptions options) {
+std::unique_ptr<engine::Core> load_or_die(const EngineOptions& options) {
   auto model = engine::LoadedModel::load(options);
   if (!model) die("cannot load " + options.model.string() + ": " + model.error().message);
   auto core = engine::Core::create(std::move(*model), options);
   if (!core) die("cannot create the engine: " + core.error().message);
-  core_ = std::move(*core);
+  return std::move(*core);
+}
+
+}  // namespace
+
+CoreHarness::CoreHarness(EngineOptions options) : CoreHarness(load_or_die(options)) {}
+
+CoreHarness::CoreHarness(std::unique_ptr<engine::Core> core) : core_(std::move(core)) {
   core_->set_probe([this](RequestId id, int64_t position, std::span<const float> logits) {
     Answer& answer = answers_.at(id.value);
     if (position >= answer.record_from) answer.logits[position].assign(logits.begin(), logits.end());

@@ -26,6 +26,7 @@ class CoreHarness {
  public:
   // Ends the test program with the error's message if the model does not load.
   explicit CoreHarness(EngineOptions options);
+  explicit CoreHarness(std::unique_ptr<engine::Core> core);
 
   engine::Core& core() { return *core_; }
 

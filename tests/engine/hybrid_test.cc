@@ -1,0 +1,279 @@
+// Execution of every kind of layer, proved on small models that mix them.
+//
+// One configuration, the reference, is compared with dense attention in double over whole sequences. All others
+// (layouts, blocks, kernel pages, chunks of prompts, prefix cache, hybrid cache off, preemption, NaN in free blocks)
+// must give the reference's bits. The product of all choices is too large; each (layout, block, hybrid) is run once,
+// with the others drawn from a fixed seed.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "support/core_harness.h"
+#include "support/synthetic_model.h"
+
+namespace quire::test {
+namespace {
+
+constexpr int kWindow = 40;
+constexpr int kChunk = 192;  // a multiple of every block of tokens but the largest
+constexpr int kAnswer = 12;  // tokens
+constexpr size_t kBytes = size_t{32} << 20;
+constexpr unsigned kSeed = 11;
+
+struct Mix {
+  const char* name;
+  std::vector<SyntheticLayer> layers;
+};
+
+void PrintTo(const Mix& mix, std::ostream* out) { *out << mix.name; }
+
+std::vector<Mix> mixes() {
+  const SyntheticLayer full, window{.window = kWindow}, chunked{.chunk = kChunk};
+  SyntheticLayer small_full{.q_heads = 2, .kv_heads = 1}, wide_window{.kv_heads = 4, .window = kWindow},
+      odd_chunk{.q_heads = 3, .kv_heads = 3, .chunk = kChunk};
+  const SyntheticLayer one{.q_heads = 3, .kv_heads = 1, .head_dim = 24},
+      one_window{.q_heads = 3, .kv_heads = 1, .head_dim = 24, .window = kWindow},
+      one_chunk{.q_heads = 2, .kv_heads = 1, .head_dim = 24, .chunk = kChunk};
+  return {
+      {"FullAndWindow", {window, window, full, window}},
+      {"FullAndChunked", {chunked, full, chunked}},
+      {"WindowChunkedFull", {window, chunked, full, chunked, window, full}},
+      // Sharing layers with other query heads are attention groups of their own over the donor's cache group.
+      {"SharedOverBoth",
+       {full,
+        window,
+        {.donor = 0},
+        {.q_heads = 2, .window = kWindow, .donor = 1},
+        {.q_heads = 6, .donor = 0},
+        {.window = kWindow, .donor = 1}}},
+      {"PagesThatDivide", {small_full, wide_window, small_full, {.head_dim = 32}}},
+      {"PagesThatDoNotDivide", {full, odd_chunk, wide_window, {.q_heads = 6, .kv_heads = 3, .head_dim = 40}}},
+      {"QueryHeadsDiffer", {{.q_heads = 2}, {.q_heads = 4}, {.q_heads = 6}, window}},
+      {"OneHead", {one, one_window, one_chunk, one_window}},
+  };
+}
+
+struct Config {
+  Profile profile = Profile::kBF16;
+  std::string layout = "BLHNC";
+  int block = 64;
+  bool hybrid = true;
+  bool prefix_cache = false;
+  std::vector<int> pages = {};  // of layer i: pages[i % size]; empty: the kernel's choice
+  int budget = 2048;
+  int seqs = 1;
+  bool poison = false;
+  bool scarce = false;  // blocks for one longest request, and few more
+
+  std::string text() const {
+    std::string p;
+    for (const int page : pages) p += std::to_string(page) + ",";
+    return std::string(quire::name_of(profile)) + " " + layout + " block " + std::to_string(block) + " pages " + p +
+           " budget " + std::to_string(budget) + " seqs " + std::to_string(seqs) + (hybrid ? " hybrid" : "") +
+           (prefix_cache ? " cached" : "") + (poison ? " poison" : "") + (scarce ? " scarce" : "");
+  }
+
+  EngineOptions options() const {
+    EngineOptions o;
+    o.kv_cache_layout = layout;
+    o.block_size = block;
+    o.hybrid_kv_cache = hybrid;
+    o.prefix_caching = prefix_cache;
+    o.max_num_batched_tokens = std::max(budget, seqs);
+    o.max_num_seqs = seqs;
+    o.threads = 1;
+    o.kv_cache_bytes = kBytes;
+    return o;
+  }
+};
+
+// The pages that layers called "layers.N" take.
+exec::PageSizes page_sizes(const std::vector<int>& pages) {
+  if (pages.empty()) return exec::page_sizes;
+  return [pages](const model::AttentionSpec& a) {
+    const auto layer = static_cast<size_t>(std::stoi(a.name.substr(a.name.find('.') + 1)));
+    return cache::KernelBlockSizes{.exact = {pages[layer % pages.size()]}, .multiples_of = {}};
+  };
+}
+
+Result<engine::Outline> outline(const SyntheticModel& model, const Config& c, const EngineOptions& options) {
+  return engine::outline_spec(model.spec(), c.profile, options, 0, page_sizes(c.pages));
+}
+
+Result<std::unique_ptr<engine::Core>> make_core(const SyntheticModel& model, const Config& c) {
+  EngineOptions options = c.options();
+  auto plan = outline(model, c, options);
+  if (!plan) return std::unexpected(plan.error());
+  if (c.scarce) {
+    options.kv_cache_bytes = static_cast<size_t>((plan->plan.request_blocks() + 2) * plan->plan.bytes_per_block);
+    options.max_model_len = plan->plan.max_model_len;
+    plan = outline(model, c, options);
+    if (!plan) return std::unexpected(plan.error());
+  }
+  auto loaded = engine::LoadedModel::make(std::move(*plan), model, options);
+  if (!loaded) return std::unexpected(loaded.error());
+  return engine::Core::create(std::move(*loaded), options);
+}
+
+std::vector<SyntheticLayer> with_other_masks(std::vector<SyntheticLayer> layers) {
+  for (SyntheticLayer& layer : layers) {
+    if (layer.window > 0) ++layer.window;
+    if (layer.chunk > 0) --layer.chunk;
+  }
+  return layers;
+}
+
+std::vector<TokenId> random_tokens(size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<TokenId> ids(count);
+  for (TokenId& id : ids) id = static_cast<TokenId>(random() % 96);
+  return ids;
+}
+
+// Prompts past window and chunk, one in the middle of a block, one shorter than all; two share a prefix.
+std::vector<Request> requests() {
+  std::vector<Request> list;
+  const auto longest = random_tokens(430, 1);
+  list.push_back(greedy(longest, kAnswer));
+  std::vector<TokenId> related(longest.begin(), longest.begin() + 260);
+  const auto tail = random_tokens(37, 2);
+  related.insert(related.end(), tail.begin(), tail.end());
+  list.push_back(greedy(related, kAnswer));
+  list.push_back(greedy(random_tokens(191, 3), kAnswer));
+  list.push_back(greedy(random_tokens(5, 4), kAnswer));
+  return list;
+}
+
+std::string difference(const std::vector<Answer>& got, const std::vector<Answer>& want) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    size_t compared = 0;
+    for (const auto& [position, logits] : want[i].logits) {
+      const auto it = got[i].logits.find(position);
+      if (it == got[i].logits.end()) continue;
+      if (std::memcmp(it->second.data(), logits.data(), logits.size() * sizeof(float)) != 0)
+        return "request " + std::to_string(i) + " differs at position " + std::to_string(position);
+      ++compared;
+    }
+    if (got[i].tokens != want[i].tokens) return "request " + std::to_string(i) + " has other tokens";
+    if (compared < kAnswer) return "request " + std::to_string(i) + " has too few logits";
+  }
+  return {};
+}
+
+double worst_error(const Answer& answer, const std::vector<std::vector<double>>& want) {
+  double worst = 0;
+  for (const auto& [position, logits] : answer.logits)
+    for (size_t i = 0; i < logits.size(); ++i)
+      worst = std::max(worst, std::abs(static_cast<double>(logits[i]) - want[static_cast<size_t>(position)][i]));
+  return worst;
+}
+
+class Hybrid : public ::testing::TestWithParam<Mix> {
+ protected:
+  SyntheticModel model_{GetParam().layers, kSeed};
+  SyntheticModel other_masks_{with_other_masks(GetParam().layers), kSeed};
+  uint64_t preemptions_ = 0;
+  int64_t cached_tokens_ = 0;
+
+  // Every request alone, in one piece, with the logits of all positions.
+  std::vector<Answer> reference(Profile profile) {
+    auto core = make_core(model_, {.profile = profile});
+    EXPECT_TRUE(core) << core.error().message;
+    CoreHarness harness(std::move(*core));
+    std::vector<Answer> answers;
+    for (Request request : requests()) {
+      request.sampling.prompt_logprobs = 0;
+      answers.push_back(harness.run({request}).front());
+    }
+    return answers;
+  }
+
+  // Empty if the configuration gives the reference's bits, or cannot run; counts what ran.
+  std::string run(const Config& c, const std::vector<Answer>& want, int& ran) {
+    auto core = make_core(model_, c);
+    if (!core) {
+      const bool refused = core.error().kind == ErrorKind::kUnsupported && !core.error().param.empty();
+      return refused ? "" : "fails: " + core.error().message;
+    }
+    ++ran;
+    CoreHarness harness(std::move(*core));
+    harness.poison_free_blocks(c.poison);
+    for (int round = 0; round < (c.prefix_cache ? 2 : 1); ++round) {
+      const auto answers = harness.run(requests());
+      for (const Answer& answer : answers) cached_tokens_ += answer.cached_tokens;
+      if (auto different = difference(answers, want); !different.empty()) return different;
+    }
+    preemptions_ += harness.core().stats().preemptions;
+    return {};
+  }
+};
+
+TEST_P(Hybrid, AgreesWithDenseAttention) {
+  for (const auto& [profile, tolerance] : {std::pair{Profile::kF32, 2e-5}, {Profile::kBF16, 0.15}}) {
+    const auto answers = reference(profile);
+    const auto list = requests();
+    for (size_t i = 0; i < list.size(); ++i) {
+      auto tokens = list[i].prompt;
+      tokens.insert(tokens.end(), answers[i].tokens.begin(), answers[i].tokens.end() - 1);
+      ASSERT_EQ(answers[i].logits.size(), tokens.size());
+      EXPECT_LT(worst_error(answers[i], dense_logits(model_, tokens)), tolerance)
+          << quire::name_of(profile) << " request " << i;
+      // The comparison would notice masks that are one token off.
+      if (tokens.size() > kChunk) {
+        EXPECT_GT(worst_error(answers[i], dense_logits(other_masks_, tokens)), 2 * tolerance);
+      }
+    }
+  }
+}
+
+// Choices that must not show, drawn for each (layout, block, hybrid).
+Config drawn(std::mt19937& random, Config c) {
+  const auto pick = [&](const auto& from) { return from[random() % from.size()]; };
+  std::vector<std::vector<int>> pages = {{}, {16}};
+  for (const int page : {32, 64})
+    if (c.block % page == 0) pages.push_back({page});
+  if (c.block % 64 == 0) pages.insert(pages.end(), {{16, 64}, {64, 32, 16}});
+  c.pages = pick(pages);
+  c.budget = pick(std::vector<int>{3, 7, 33, 100, 256, 2048});
+  c.seqs = pick(std::vector<int>{1, 2, 3, 4});
+  c.prefix_cache = random() % 2 == 0;
+  c.poison = random() % 2 == 0;
+  c.scarce = random() % 3 == 0;
+  return c;
+}
+
+TEST_P(Hybrid, EveryConfigurationGivesTheSameBits) {
+  std::mt19937 random(2026);
+  int ran = 0, tried = 0;
+  for (const Profile profile : {Profile::kBF16, Profile::kF32}) {
+    const auto want = reference(profile);
+    for (const char* layout : {"LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"}) {
+      for (const int block : {16, 32, 64, 192, 1152}) {
+        for (const bool hybrid : {true, false}) {
+          const Config c = drawn(random, {.profile = profile, .layout = layout, .block = block, .hybrid = hybrid});
+          if (profile == Profile::kF32 && random() % 2 == 0) continue;  // half of them: fp32 is slow
+          const int before = ran;
+          EXPECT_EQ(run(c, want, ran), "") << c.text();
+          ++tried;
+          // A block-outermost order expresses any mix, if chunks are whole blocks.
+          if (std::string_view(layout) == "BLHNC" && (block < 1152 || !hybrid)) {
+            EXPECT_EQ(ran, before + 1) << "refused: " << c.text();
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GE(2 * ran, tried / 2) << "most configurations are refused";
+  EXPECT_GT(preemptions_, 0U);
+  EXPECT_GT(cached_tokens_, 0);
+  std::printf("%s: %d of %d configurations ran, %llu preemptions, %lld cached tokens\n", GetParam().name, ran, tried,
+              static_cast<unsigned long long>(preemptions_), static_cast<long long>(cached_tokens_));
+}
+
+INSTANTIATE_TEST_SUITE_P(Mixes, Hybrid, ::testing::ValuesIn(mixes()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace quire::test

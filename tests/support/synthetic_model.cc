@@ -1,0 +1,113 @@
+#include "support/synthetic_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/dtype.h"
+
+namespace quire::test {
+namespace {
+
+constexpr int kHidden = 64;
+constexpr int kVocabulary = 96;
+constexpr int kMlp = 96;
+constexpr int kMaxPositions = 512;
+
+std::string layer_name(int index) { return "layers." + std::to_string(index); }
+
+}  // namespace
+
+SyntheticModel::SyntheticModel(std::span<const SyntheticLayer> layers, unsigned seed) : random_(seed) {
+  spec_.architecture = "synthetic";
+  spec_.hidden_size = kHidden;
+  spec_.vocab_size = kVocabulary;
+  spec_.max_positions = kMaxPositions;
+  spec_.norm_epsilon = 1e-5F;
+  spec_.embedding = "embedding.weight";
+  tensor(spec_.embedding, {kVocabulary, kHidden}, 0, 1);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const std::string prefix = layer_name(static_cast<int>(i)) + ".";
+    model::LayerSpec layer;
+    layer.attention_norm = norm(prefix + "attention_norm", kHidden);
+    layer.attention = attention(static_cast<int>(i), layers[i]);
+    layer.mlp_norm = norm(prefix + "mlp_norm", kHidden);
+    layer.mlp.size = kMlp;
+    layer.mlp.gate_up = {{part(prefix + "gate", kMlp, kHidden), part(prefix + "up", kMlp, kHidden)}, kHidden};
+    layer.mlp.down = {{part(prefix + "down", kHidden, kMlp)}, kMlp, 1};
+    spec_.layers.push_back(std::move(layer));
+  }
+  spec_.final_norm = norm("final_norm", kHidden);
+  spec_.head = {{part("head.weight", kVocabulary, kHidden)}, kHidden};
+}
+
+model::AttentionSpec SyntheticModel::attention(int index, const SyntheticLayer& layer) {
+  const std::string prefix = layer_name(index) + ".attention.";
+  const int q_rows = layer.q_heads * layer.head_dim, kv_rows = layer.kv_heads * layer.head_dim;
+  model::AttentionSpec a;
+  a.name = layer_name(index);
+  a.q_heads = layer.q_heads;
+  a.kv_heads = layer.kv_heads;
+  a.head_dim = layer.head_dim;
+  a.scale = 1 / std::sqrt(static_cast<float>(layer.head_dim));
+  a.window = layer.window;
+  a.chunk = layer.chunk;
+  // One rope for each head size.
+  const auto same = std::ranges::find(spec_.ropes, layer.head_dim, &kernels::RopeParameters::rotary_dim);
+  a.rope = static_cast<int>(same - spec_.ropes.begin());
+  if (same == spec_.ropes.end()) spec_.ropes.push_back({.rotary_dim = layer.head_dim});
+  a.qkv = {{part(prefix + "q", q_rows, kHidden)}, kHidden};
+  a.q_norm = norm(prefix + "q_norm", layer.head_dim);
+  if (layer.donor >= 0) {
+    a.donor = layer_name(layer.donor);
+  } else {
+    a.qkv.parts.push_back(part(prefix + "k", kv_rows, kHidden));
+    a.qkv.parts.push_back(part(prefix + "v", kv_rows, kHidden));
+    a.k_norm = norm(prefix + "k_norm", layer.head_dim);
+  }
+  a.output = {{part(prefix + "o", kHidden, q_rows)}, q_rows, q_rows / layer.kv_heads};
+  return a;
+}
+
+void SyntheticModel::tensor(const std::string& name, std::vector<int64_t> shape, float mean, float deviation) {
+  size_t count = 1;
+  for (const int64_t n : shape) count *= static_cast<size_t>(n);
+  auto& data = data_.emplace_back(count);
+  // Sums of raw draws: std::normal_distribution differs between libraries.
+  for (uint16_t& value : data) {
+    float sum = 0;
+    for (int i = 0; i < 4; ++i) sum += static_cast<float>(random_() >> 8) / (1 << 24) - 0.5F;
+    value = float_to_bf16(mean + deviation * sum * 1.7320508F);
+  }
+  tensors_.push_back({name, weights::WeightFormat::kBF16, std::move(shape), std::as_bytes(std::span(data))});
+}
+
+model::MatrixPart SyntheticModel::part(const std::string& name, int rows, int cols) {
+  tensor(name, {rows, cols}, 0, 1 / std::sqrt(static_cast<float>(cols)));
+  return {name, rows, 0};
+}
+
+model::NormSpec SyntheticModel::norm(const std::string& name, int size) {
+  // Large q and k make attention choose; the others stay near 1.
+  const float mean = name.ends_with("q_norm") ? 2.0F : 1.0F;
+  tensor(name, {size}, mean, 0.1F);
+  return {name, size, 0};
+}
+
+std::vector<double> SyntheticModel::values(std::string_view name) const {
+  const weights::Tensor* tensor = find(name);
+  std::vector<float> wide(static_cast<size_t>(tensor->elements()));
+  weights::dequantise(tensor->format, tensor->data, wide);
+  return {wide.begin(), wide.end()};
+}
+
+const weights::Tensor* SyntheticModel::find(std::string_view name) const {
+  const auto it = std::ranges::find(tensors_, name, &weights::Tensor::name);
+  return it == tensors_.end() ? nullptr : &*it;
+}
+
+Result<const weights::Tensor*> SyntheticModel::require(std::string_view name) const {
+  if (const weights::Tensor* tensor = find(name)) return tensor;
+  return fail(ErrorKind::kCorruptFile, "no tensor " + std::string(name), std::string(name));
+}
+
+}  // namespace quire::test

@@ -1,0 +1,57 @@
+// A small model of any mix of layers, made in memory: a ModelSpec, and random weights that depend on the seed alone.
+//
+// Weights are bf16, so that every profile of floats runs the same numbers.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/spec.h"
+#include "weights/tensor_source.h"
+
+namespace quire::test {
+
+// One attention layer.
+struct SyntheticLayer {
+  int q_heads = 4;
+  int kv_heads = 2;
+  int head_dim = 16;
+  int window = 0;
+  int chunk = 0;
+  int donor = -1;  // index of the layer whose cache it reads
+};
+
+class SyntheticModel : public weights::TensorSource {
+ public:
+  SyntheticModel(std::span<const SyntheticLayer> layers, unsigned seed);
+
+  const model::ModelSpec& spec() const { return spec_; }
+  // A tensor widened.
+  std::vector<double> values(std::string_view name) const;
+
+  const weights::Tensor* find(std::string_view name) const override;
+  std::span<const weights::Tensor> tensors() const override { return tensors_; }
+  Result<const weights::Tensor*> require(std::string_view name) const override;
+
+ private:
+  void tensor(const std::string& name, std::vector<int64_t> shape, float mean, float deviation);
+  model::MatrixPart part(const std::string& name, int rows, int cols);
+  model::NormSpec norm(const std::string& name, int size);
+  model::AttentionSpec attention(int index, const SyntheticLayer& layer);
+
+  std::mt19937 random_;
+  model::ModelSpec spec_;
+  std::deque<std::vector<uint16_t>> data_;
+  std::vector<weights::Tensor> tensors_;
+};
+
+// What the model's logits are at every position of `tokens`: dense attention over the whole sequence in double, without
+// a cache. [tokens][vocab_size]
+std::vector<std::vector<double>> dense_logits(const SyntheticModel& model, std::span<const TokenId> tokens);
+
+}  // namespace quire::test
