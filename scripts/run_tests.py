@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "test-logs"
 VENV = BUILD / "venv"
 COVERAGE_PERCENT = 85.0
+TEST_SOURCE = re.compile(r"_test\.cc$|^test_|_oracle\.h$|_world\.h$")
 PROGRAM_SECONDS = 1200
 SANITIZER_ENV = {
     "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
@@ -120,7 +122,7 @@ class Runner:
         if only or not (folder / "build.ninja").exists():
             code = run(name, ["cmake", "--preset", preset])
         if code == 0:
-            targets = ["--target", *[t for t in registered_tests(folder) if t in only]] if only else []
+            targets = ["--target", *[t for t in test_programs(folder) if t in only]] if only else []
             code = run(name, ["cmake", "--build", folder, *targets])
         if code != 0:
             self._unbuilt.add(preset)
@@ -153,6 +155,16 @@ class Runner:
                 self._model_folder = str(Path(reply.stdout.strip()).parent)
         return self._model_folder or None
 
+    def templates(self):
+        """The folder of third-party chat templates, or None where it could not be had (one failure)."""
+        reply = subprocess.run([sys.executable, ROOT / "scripts" / "fetch_templates.py"], stdout=subprocess.PIPE, text=True)
+        if reply.returncode == 0:
+            return reply.stdout.strip()
+        suite = Suite("templates")
+        suite.fail("the chat templates could not be fetched")
+        self.suites.append(suite)
+        return None
+
     # The suites.
 
     def cpp(self, name, preset, only=(), env=None):
@@ -181,19 +193,29 @@ class Runner:
 
         self.suite(name, body)
 
-    def coverage_percent(self):
+    def coverage(self, preset):
+        """Line coverage of src/ by what ran since the profiles were removed."""
+
         def body(suite):
-            if not self.needs(suite, "coverage"):
+            if not self.needs(suite, preset):
                 return
-            summary = BUILD / "coverage" / "summary.json"
-            command = ["gcovr", "--root", ROOT, "--object-directory", BUILD / "coverage", "--filter", f"{ROOT}/src/"]
-            command += ["--exclude", r".*_test\.cc", "--exclude-unreachable-branches", "-j", os.cpu_count() or 1]
-            command += ["--json-summary", summary, "--txt", BUILD / "coverage" / "lines.txt"]
-            if run(suite.name, [*command, BUILD / "coverage"]) != 0:
-                suite.fail("gcovr failed")
+            folder = BUILD / preset
+            merged = folder / "coverage.profdata"
+            profiles = list(profile_folder(preset).glob("*.profraw"))
+            if run(suite.name, ["llvm-profdata-19", "merge", "-sparse", "-o", merged, *profiles]) != 0:
+                suite.fail("the profiles could not be merged")
                 return
-            percent = json.loads(summary.read_text())["line_percent"]
-            print(f"   line coverage of src/: {percent:.1f} % (build/coverage/lines.txt has it by file)", flush=True)
+            export = ["llvm-cov-19", "export", "--summary-only", f"--instr-profile={merged}", folder / "quire"]
+            export += [word for program in test_programs(folder).values() for word in ("--object", program)]
+            reply = subprocess.run(list(map(str, export)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            if reply.returncode != 0:
+                suite.fail("llvm-cov failed")
+                return
+            files = covered_lines(json.loads(reply.stdout))
+            percent = 100 * sum(hit for hit, _ in files.values()) / max(1, sum(lines for _, lines in files.values()))
+            table = [f"{100 * hit / max(1, lines):6.1f} % of {lines:5} {name}" for name, (hit, lines) in sorted(files.items())]
+            (folder / "coverage.txt").write_text("\n".join(table) + "\n")
+            print(f"   line coverage of src/: {percent:.1f} % (build/{preset}/coverage.txt has it by file)", flush=True)
             if percent >= COVERAGE_PERCENT:
                 suite.passed += 1
             else:
@@ -202,9 +224,26 @@ class Runner:
         self.suite("coverage: lines of src/", body)
 
 
-def registered_tests(folder):
+def profile_folder(preset):
+    return BUILD / preset / "profiles"
+
+
+def covered_lines(export):
+    """By file of src/, tests and their helpers left out: lines that ran, and lines."""
+    files = {}
+    for entry in export["data"][0]["files"]:
+        path = Path(entry["filename"])
+        if not path.is_relative_to(ROOT / "src") or TEST_SOURCE.search(path.name):
+            continue
+        lines = entry["summary"]["lines"]
+        files[str(path.relative_to(ROOT))] = (lines["covered"], lines["count"])
+    return files
+
+
+def test_programs(folder):
+    """What CTest runs, by name."""
     reply = subprocess.run(["ctest", "--test-dir", folder, "--show-only=json-v1"], stdout=subprocess.PIPE, check=True)
-    return [test["name"] for test in json.loads(reply.stdout)["tests"]]
+    return {test["name"]: test["command"][0] for test in json.loads(reply.stdout)["tests"]}
 
 
 def count_ctest(suite, folder, only, env):
@@ -297,8 +336,9 @@ def release(runner):
     runner.build("release")
     models = runner.models()
     env = {"QUIRE_MODEL_DIR": models} if models else {}
-    runner.python("lint and scripts", ["tests/lint", "tests/scripts"], None)
-    runner.cpp("c++", "release", env=env)
+    runner.python("lint and scripts", ["tests/lint", "tests/scripts", "tests/mutation"], None)
+    templates = runner.templates()
+    runner.cpp("c++", "release", env={**env, "QUIRE_TEMPLATE_DIR": templates} if templates else env)
     runner.rust()
     runner.python("end to end", ["tests/e2e"], "release", env)
     runner.python("golden over http", ["tests/golden_http"], "release", env)
@@ -306,7 +346,12 @@ def release(runner):
 
 def asan(runner):
     runner.build("asan")
-    runner.cpp("c++ under asan and ubsan", "asan", env=SANITIZER_ENV)
+    shutil.rmtree(profile_folder("asan"), ignore_errors=True)
+    # %m: runs of one program add up in one file.
+    env = {**SANITIZER_ENV, "LLVM_PROFILE_FILE": str(profile_folder("asan") / "%m.profraw")}
+    runner.cpp("c++ under asan and ubsan", "asan", env=env)
+    runner.python("end to end under asan and ubsan", ["tests/e2e"], "asan", env)
+    runner.coverage("asan")
 
 
 def tsan(runner):
@@ -314,24 +359,14 @@ def tsan(runner):
     runner.cpp("c++ under tsan", "tsan", TSAN_TESTS, SANITIZER_ENV)
 
 
-def coverage(runner):
-    for old in (BUILD / "coverage").rglob("*.gcda"):
-        old.unlink()
-    runner.build("coverage")
-    runner.cpp("c++ for coverage", "coverage")
-    runner.python("end to end for coverage", ["tests/e2e"], "coverage")
-    runner.coverage_percent()
-
-
-MODES = {"release": release, "asan": asan, "tsan": tsan, "coverage": coverage}
+MODES = {"release": release, "asan": asan, "tsan": tsan}
 
 
 def main():
     parser = argparse.ArgumentParser(prog="./test", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--release", action="store_true", help="every test of the release build, and the lint (the default)")
-    parser.add_argument("--asan", action="store_true", help="the C++ tests under AddressSanitizer and UBSan")
+    parser.add_argument("--asan", action="store_true", help="all tests under AddressSanitizer and UBSan, and line coverage")
     parser.add_argument("--tsan", action="store_true", help="the tests of engine and server under ThreadSanitizer")
-    parser.add_argument("--coverage", action="store_true", help=f"line coverage of src/, at least {COVERAGE_PERCENT:.0f} %%")
     parser.add_argument("--all", action="store_true", help="all of these")
     chosen = parser.parse_args()
     runner = Runner()

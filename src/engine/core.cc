@@ -108,7 +108,8 @@ int64_t Core::decoding() const {
 
 Result<void> Core::step() {
   const double start = now_seconds();
-  const sched::StepPlan plan = scheduler_.schedule(budget_.tokens(decoding(), active_.size() == 1));
+  const int64_t tokens = budget_.tokens(decoding(), active_.size() == 1);
+  const sched::StepPlan plan = scheduler_.schedule({tokens, tokens / 2});
   if (plan.requests.empty()) {
     tables_.update(plan);
     return {};

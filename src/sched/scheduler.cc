@@ -102,7 +102,7 @@ void Scheduler::enqueue(RequestState& request) {
   }
 }
 
-StepPlan Scheduler::schedule(int64_t token_budget) {
+StepPlan Scheduler::schedule(TokenBudget budget) {
   StepPlan plan;
   plan.num_groups = static_cast<int32_t>(cache_.num_groups());
   plan.requests.reserve(running_.size() + 1);
@@ -110,7 +110,9 @@ StepPlan Scheduler::schedule(int64_t token_budget) {
   plan.finished = std::move(finished_);
   finished_.clear();
   // The bound that the cache was sized for holds over all steps in flight.
-  int64_t budget = std::min(token_budget, cache_.max_in_flight_tokens() - tokens_in_flight_);
+  const int64_t most = cache_.max_in_flight_tokens() - tokens_in_flight_;
+  budget.tokens = std::min(budget.tokens, most);
+  budget.stretch = std::min(budget.stretch, most - budget.tokens);
   cache_.begin_step();
   schedule_running(plan, budget);
   if (plan.preempted.empty()) schedule_waiting(plan, budget);
@@ -119,7 +121,7 @@ StepPlan Scheduler::schedule(int64_t token_budget) {
 }
 
 // Tokens that a running request can compute in this step; 0 if there is nothing to do for it.
-int64_t Scheduler::running_need(const RequestState& request, int64_t budget) const {
+int64_t Scheduler::running_need(const RequestState& request, TokenBudget budget) const {
   // The steps in flight already bring it to max_tokens, even if all of their drafts are rejected.
   if (request.num_placeholders > 0 &&
       request.num_computed + 2 - request.num_placeholders >= request.num_prompt + request.init.max_tokens) {
@@ -128,7 +130,7 @@ int64_t Scheduler::running_need(const RequestState& request, int64_t budget) con
   int64_t need = request.num_tokens() + static_cast<int64_t>(request.drafts.size()) + request.num_placeholders -
                  request.num_computed;
   if (config_.long_prefill_threshold > 0) need = std::min(need, config_.long_prefill_threshold);
-  need = std::min({need, budget, cache_.max_model_len() - 1 - request.num_computed});
+  need = std::min(budget.fit(need), cache_.max_model_len() - 1 - request.num_computed);
   return split_at_checkpoint(request, request.num_computed, need);
 }
 
@@ -147,9 +149,9 @@ int64_t Scheduler::split_at_checkpoint(const RequestState& request, int64_t star
   return last_before(end) > start ? last_before(end) - start : num_new;
 }
 
-void Scheduler::schedule_running(StepPlan& plan, int64_t& budget) {
+void Scheduler::schedule_running(StepPlan& plan, TokenBudget& budget) {
   next_running_ = 0;
-  while (next_running_ < running_.size() && budget > 0) {
+  while (next_running_ < running_.size() && budget.tokens > 0) {
     RequestState& request = *running_[next_running_];
     const int64_t num_new = running_need(request, budget);
     if (num_new <= 0) {
@@ -169,8 +171,8 @@ void Scheduler::schedule_running(StepPlan& plan, int64_t& budget) {
   }
 }
 
-void Scheduler::schedule_waiting(StepPlan& plan, int64_t& budget) {
-  while (!waiting_.empty() && budget > 0 && static_cast<int64_t>(running_.size()) < config_.max_num_seqs) {
+void Scheduler::schedule_waiting(StepPlan& plan, TokenBudget& budget) {
+  while (!waiting_.empty() && budget.tokens > 0 && static_cast<int64_t>(running_.size()) < config_.max_num_seqs) {
     RequestState& request = *waiting_.front();
     if (request.num_in_flight > 0) break;  // preempted with a step in flight: its output comes first
     if (!start_waiting(request, plan, budget)) break;
@@ -186,13 +188,13 @@ cache::PrefixHit Scheduler::look_up(RequestState& request) {
   return hit;
 }
 
-bool Scheduler::start_waiting(RequestState& request, StepPlan& plan, int64_t& budget) {
+bool Scheduler::start_waiting(RequestState& request, StepPlan& plan, TokenBudget& budget) {
   const bool looks_up = !request.init.skip_prefix_lookup && cache_.caching();
   cache::PrefixHit hit = look_up(request);
   while (true) {
     int64_t num_new = request.num_tokens() - hit.length;
     if (config_.long_prefill_threshold > 0) num_new = std::min(num_new, config_.long_prefill_threshold);
-    num_new = split_at_checkpoint(request, hit.length, std::min(num_new, budget));
+    num_new = split_at_checkpoint(request, hit.length, budget.fit(num_new));
     auto slots = slots_for(request, num_new);
     slots.hit = hit.rows.empty() ? nullptr : &hit;
     slots.whole_sequence_must_fit = config_.reserve_whole_sequence;
@@ -250,7 +252,7 @@ cache::SlotRequest Scheduler::slots_for(RequestState& request, int64_t num_new) 
 
 // Takes its blocks from the last running request, or from the least important one. That one may already be part of
 // this plan: then it leaves it, and what it published for this step is void.
-void Scheduler::preempt_one(StepPlan& plan, int64_t& budget) {
+void Scheduler::preempt_one(StepPlan& plan, TokenBudget& budget) {
   size_t place = running_.size() - 1;
   if (config_.policy == Policy::kPriority) {
     const auto least = std::ranges::max_element(
@@ -263,7 +265,7 @@ void Scheduler::preempt_one(StepPlan& plan, int64_t& budget) {
     --next_running_;
     const auto planned = std::ranges::find(plan.requests, victim.init.id, &PlannedRequest::id);
     if (planned != plan.requests.end()) {
-      budget += planned->num_new;
+      budget.tokens += planned->num_new;
       const auto row = (planned - plan.requests.begin()) * plan.num_groups;
       plan.block_ends.erase(plan.block_ends.begin() + row, plan.block_ends.begin() + row + plan.num_groups);
       plan.requests.erase(planned);
@@ -280,7 +282,7 @@ void Scheduler::preempt_one(StepPlan& plan, int64_t& budget) {
   enqueue(victim);
 }
 
-void Scheduler::add_to_plan(RequestState& request, int64_t num_new, StepPlan& plan, int64_t& budget) {
+void Scheduler::add_to_plan(RequestState& request, int64_t num_new, StepPlan& plan, TokenBudget& budget) {
   PlannedRequest planned{.id = request.init.id,
                          .num_computed = request.num_computed,
                          .num_new = num_new,
@@ -293,7 +295,7 @@ void Scheduler::add_to_plan(RequestState& request, int64_t num_new, StepPlan& pl
   for (const int32_t end : new_blocks_.ends) plan.block_ends.push_back(planned.first_block + end);
   plan.block_ids.insert(plan.block_ids.end(), new_blocks_.ids.begin(), new_blocks_.ids.end());
   plan.requests.push_back(planned);
-  budget -= num_new;
+  budget.tokens -= num_new;
 }
 
 // What is planned counts as computed, so that the next step may be planned at once.

@@ -2,7 +2,7 @@
 //
 //   Scheduler scheduler = *Scheduler::create(config, cache);
 //   scheduler.add({.id = id, .prompt = ...});
-//   StepPlan plan = scheduler.schedule(token_budget);
+//   StepPlan plan = scheduler.schedule(budget);
 //   ... run the model on the plan ...
 //   scheduler.apply(plan, outputs);
 //
@@ -41,6 +41,16 @@ struct SchedulerConfig {
   double watermark = 0.0;               // part of the pool that a request leaves free when it joins others, 0..1
   Sha256Digest hash_root{};             // digest of weights, numeric profile and page layout
   int64_t hash_lookahead = 0;           // tokens that a block's hash covers past its end
+};
+
+// How many tokens a step may compute. What would be left with at most `stretch` tokens is finished at once: to wait
+// another step for so little would cost its request more than it costs the others.
+struct TokenBudget {
+  constexpr TokenBudget(int64_t budget, int64_t overrun = 0) : tokens(budget), stretch(overrun) {}
+  constexpr int64_t fit(int64_t need) const { return need <= tokens + stretch ? need : tokens; }
+
+  int64_t tokens;
+  int64_t stretch;
 };
 
 // One request's part in a step: it computes positions [num_computed, num_computed + num_new). The tokens there are the
@@ -104,8 +114,8 @@ class Scheduler {
   // could not run with the whole pool to itself.
   Result<void> add(RequestInit request);
 
-  // Plans a step of at most `token_budget` tokens.
-  StepPlan schedule(int64_t token_budget);
+  // Plans a step within the budget.
+  StepPlan schedule(TokenBudget budget);
 
   // Takes the outputs of a plan, in the plan's order; requests without output may be left out. To be called once for
   // each plan, in order, after the whole plan has run. Output past max_tokens or the model's length is cut off, and the
@@ -144,16 +154,16 @@ class Scheduler {
   bool more_important(const RequestState& a, const RequestState& b) const;
   void enqueue(RequestState& request);
 
-  void schedule_running(StepPlan& plan, int64_t& budget);
-  void schedule_waiting(StepPlan& plan, int64_t& budget);
-  int64_t running_need(const RequestState& request, int64_t budget) const;
+  void schedule_running(StepPlan& plan, TokenBudget& budget);
+  void schedule_waiting(StepPlan& plan, TokenBudget& budget);
+  int64_t running_need(const RequestState& request, TokenBudget budget) const;
   int64_t split_at_checkpoint(const RequestState& request, int64_t start, int64_t num_new) const;
-  bool start_waiting(RequestState& request, StepPlan& plan, int64_t& budget);
+  bool start_waiting(RequestState& request, StepPlan& plan, TokenBudget& budget);
   cache::PrefixHit look_up(RequestState& request);
   void collect_rows(const RequestState& request);
   cache::SlotRequest slots_for(RequestState& request, int64_t num_new);
-  void preempt_one(StepPlan& plan, int64_t& budget);
-  void add_to_plan(RequestState& request, int64_t num_new, StepPlan& plan, int64_t& budget);
+  void preempt_one(StepPlan& plan, TokenBudget& budget);
+  void add_to_plan(RequestState& request, int64_t num_new, StepPlan& plan, TokenBudget& budget);
   void finish_plan(StepPlan& plan);
 
   bool apply_one(RequestState& request, const PlannedRequest& planned, const RequestOutput& output);

@@ -125,6 +125,35 @@ TEST(Scheduler, NeverPlansMoreThanTheCacheWasSizedFor) {
   EXPECT_EQ(scheduler.schedule(1000).total_tokens, 64);
 }
 
+TEST(Scheduler, FinishesAPromptOfWhichLittleWouldBeLeft) {
+  struct Case {
+    int64_t prompt, tokens, stretch;
+    std::vector<int64_t> steps;  // tokens of the prompt that each computes
+  };
+  const std::vector<Case> cases = {
+      {20, 16, 0, {16, 4}},  {20, 16, 3, {16, 4}},     {20, 16, 4, {20}},
+      {40, 16, 8, {16, 24}}, {41, 16, 8, {16, 16, 9}}, {80, 60, 40, {60, 20}},  // 64 tokens may be in flight
+  };
+  for (const Case& c : cases) {
+    auto scheduler = make({}, cache_of({full(4)}, 40));
+    ASSERT_TRUE(scheduler.add(request(1, c.prompt)));
+    for (const int64_t expected : c.steps) {
+      const StepPlan plan = scheduler.schedule({c.tokens, c.stretch});
+      EXPECT_EQ(plan.total_tokens, expected) << c.prompt << " in " << c.tokens << " + " << c.stretch;
+      apply(scheduler, plan);
+    }
+    EXPECT_EQ(scheduler.schedule(64).total_tokens, 1);  // decodes
+  }
+}
+
+TEST(Scheduler, StartsNobodyInAStretchedStep) {
+  auto scheduler = make({}, cache_of({full(4)}, 40));
+  for (uint64_t id : {1, 2, 3}) ASSERT_TRUE(scheduler.add(request(id, 12, static_cast<TokenId>(100 * id))));
+  const StepPlan plan = scheduler.schedule({20, 10});
+  ASSERT_EQ(plan.requests.size(), 2U);
+  EXPECT_EQ(plan.requests[1].num_new, 12);
+}
+
 TEST(Scheduler, TakesPrefixesFromTheCache) {
   auto scheduler = make({}, cache_of({full(4)}, 60));
   ASSERT_TRUE(scheduler.add(request(1, 20)));

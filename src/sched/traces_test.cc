@@ -31,7 +31,7 @@ class Trace {
       SCOPED_TRACE("step " + std::to_string(i));
       const json& step = steps[i];
       arrive(step.at("step"));
-      const StepPlan plan = scheduler_->schedule(c_.at("config").at("budget"));
+      const StepPlan plan = scheduler_->schedule(c_.at("config").at("budget").get<int64_t>());
       expect_plan(step, plan);
       check();
       if (!overlapped) {

@@ -57,3 +57,13 @@ def test_the_last_line_and_the_exit_code(capsys, tmp_path, monkeypatch):
     runner.suite("nothing", lambda suite: None)
     assert runner.finish() == 1
     assert capsys.readouterr().out.splitlines()[-1] == "2 passed, 1 failed"
+
+
+def test_coverage_counts_lines_of_src_without_tests_and_their_helpers(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    lines = {"src/a/b.cc": (3, 4), "src/a/b_test.cc": (9, 9), "src/a/test_b.h": (9, 9), "src/a/b_oracle.h": (9, 9), "apps/c.cc": (1, 9)}
+    files = [
+        {"filename": str(tmp_path / name), "summary": {"lines": {"covered": covered, "count": count}}}
+        for name, (covered, count) in lines.items()
+    ]
+    assert run_tests.covered_lines({"data": [{"files": files}]}) == {"src/a/b.cc": (3, 4)}

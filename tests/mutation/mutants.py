@@ -1,0 +1,232 @@
+"""The faults that some test must notice: each is one edit of one file, and the test programs that should see it."""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    fault: str
+    file: str
+    old: str  # exactly once in the file
+    new: str
+    programs: tuple  # tried in this order
+
+
+CACHE = ("cache_test", "sched_test")
+WHOLE = ("exec_test", "golden_test", "bits_test")
+
+MUTANTS = (
+    Mutant(
+        "wrong-group",
+        "every layer reads the block table of group 0",
+        "src/exec/attention_groups.cc",
+        "batch.groups[static_cast<size_t>(group.cache_group.value)]",
+        "batch.groups[0]",
+        WHOLE,
+    ),
+    Mutant(
+        "missing-touch",
+        "a group takes blocks before the hits of the groups behind it are held",
+        "src/cache/coordinator_slots.cc",
+        "  if (!cache.admitted_) hold_hit(cache, request);  // all groups' hits, before any group takes (and evicts) a block\n"
+        "  for (size_t g = 0; g < groups_.size(); ++g) {\n    GroupState& state = cache.groups_[g];\n",
+        "  const bool fresh = !cache.admitted_;\n  if (fresh) {\n    hold_hit(cache, request);\n"
+        "    for (auto& s : cache.groups_) pool_.release(s.row);\n  }\n"
+        "  for (size_t g = 0; g < groups_.size(); ++g) {\n    GroupState& state = cache.groups_[g];\n"
+        "    if (fresh) pool_.hold(state.row);\n",
+        CACHE,
+    ),
+    Mutant(
+        "hits-not-held",
+        "the blocks of a hit are used without a reference",
+        "src/cache/coordinator_slots.cc",
+        "    pool_.hold(kept);\n",
+        "",
+        CACHE,
+    ),
+    Mutant(
+        "free-hits-not-counted",
+        "free blocks of a hit are not counted as needed",
+        "src/cache/coordinator_slots.cc",
+        "  return std::ranges::count_if(blocks, [&](BlockId b) { return pool.is_free(b); });",
+        "  return std::ranges::count_if(blocks, [&](BlockId b) { return pool.is_free(b) && b == kNullBlock; });",
+        CACHE,
+    ),
+    Mutant(
+        "window-off-by-one-freed",
+        "a window group frees one token too many",
+        "src/cache/spec.cc",
+        "std::max<int64_t>(0, num_processed - r.window + 1 - r.extra_retained)",
+        "std::max<int64_t>(0, num_processed - r.window + 2 - r.extra_retained)",
+        CACHE,
+    ),
+    Mutant(
+        "window-off-by-one-seen",
+        "a query sees one key more than its window",
+        "src/kernels/attention_plan.cc",
+        "position + 1 - shape.window",
+        "position - shape.window",
+        ("kernels_test", *WHOLE),
+    ),
+    Mutant(
+        "window-hit-too-short",
+        "a window's hit is one block short",
+        "src/cache/spec.cc",
+        "ceil_div(window->window - 1, tokens_per_block(spec, context_parallel_size))",
+        "(window->window - 1) / tokens_per_block(spec, context_parallel_size)",
+        CACHE,
+    ),
+    Mutant(
+        "double-drop",
+        "a drafter's group drops a block again for the same length",
+        "src/cache/coordinator.cc",
+        "const bool drop = lookup.drops_last && !dropped[i];",
+        "const bool drop = lookup.drops_last;",
+        CACHE,
+    ),
+    Mutant(
+        "missing-alignment",
+        "a window's hit may end anywhere",
+        "src/cache/hit_search.cc",
+        "    if (run == 0 && end * q.block_tokens % q.alignment_tokens != 0) continue;\n",
+        "",
+        CACHE,
+    ),
+    Mutant(
+        "write-mask-too-narrow",
+        "a window group publishes one block fewer than its hits need",
+        "src/cache/write_mask.cc",
+        "  return q.rule.contiguous_blocks + (q.drops_last_block ? 1 : 0);",
+        "  return q.rule.contiguous_blocks - 1 + (q.drops_last_block ? 1 : 0);",
+        CACHE,
+    ),
+    Mutant(
+        "freed-in-flight",
+        "window blocks are freed while a step in flight reads them",
+        "src/cache/coordinator_slots.cc",
+        "free_skipped(cache, std::max<int64_t>(0, computed - request.in_flight));",
+        "free_skipped(cache, computed);",
+        CACHE,
+    ),
+    Mutant(
+        "drafts-published",
+        "blocks are published for the whole step, drafts included",
+        "src/cache/coordinator_slots.cc",
+        "publish(cache, request.tokens, std::min(main, request.tokens.num_tokens()), main);",
+        "publish(cache, request.tokens, main, main);",
+        CACHE,
+    ),
+    Mutant(
+        "void-blocks-stay-published",
+        "what a preempted request published for a step that never ran stays findable",
+        "src/cache/coordinator_slots.cc",
+        "pool_.index().published_tokens(block) > valid_tokens) discard(block);",
+        "pool_.index().published_tokens(block) > valid_tokens + 1000000) discard(block);",
+        CACHE,
+    ),
+    Mutant(
+        "whole-prompt-from-cache",
+        "a hit may cover the last token, whose logits are needed",
+        "src/sched/scheduler.cc",
+        "cache_.find_hit(request.hashes, request.num_tokens() - 1)",
+        "cache_.find_hit(request.hashes, request.num_tokens())",
+        CACHE,
+    ),
+    Mutant(
+        "salt-not-hashed",
+        "requests with different salts share blocks",
+        "src/cache/block_hash.cc",
+        "(start == 0 && !keys.cache_salt.empty())) {",
+        "false) {",
+        CACHE,
+    ),
+    Mutant(
+        "adapter-equals-salt",
+        "an adapter and a salt of the same bytes give the same hash",
+        "src/cache/block_hash.cc",
+        "  update_value(sha, key.domain);\n",
+        "",
+        CACHE,
+    ),
+    Mutant(
+        "published-first",
+        "published blocks are handed out before unpublished ones",
+        "src/cache/block_pool.cc",
+        "link_between(block, links_[0].previous, 0);",
+        "link_between(block, 0, links_[0].next);",
+        CACHE,
+    ),
+    Mutant(
+        "evicted-still-found",
+        "a block that is handed out again keeps its key",
+        "src/cache/block_pool.cc",
+        "      index_.forget(block);\n      ++evictions_;",
+        "      ++evictions_;",
+        CACHE,
+    ),
+    Mutant(
+        "read-past-width",
+        "a table read past its width gives the neighbour's block",
+        "src/cache/block_table.cc",
+        "return column >= 0 && column < width_ ? BlockId{blocks[static_cast<size_t>(column)]} : kNullBlock;",
+        "return BlockId{blocks.data()[column]};",
+        CACHE,
+    ),
+    Mutant(
+        "ring-by-pool",
+        "a ring's row follows the pool of tokens, not the position",
+        "src/cache/slot_mapping.cc",
+        "block.value * capacity + p % capacity",
+        "block.value * capacity + p / capacity % capacity",
+        CACHE,
+    ),
+    Mutant(
+        "compressed-first-token",
+        "the first token of a state writes it, not the last",
+        "src/cache/slot_mapping.cc",
+        "(p + 1) % t != 0",
+        "p % t != 0",
+        CACHE,
+    ),
+    Mutant(
+        "pages-not-scaled",
+        "manager blocks are taken for kernel pages",
+        "src/cache/kernel_blocks.cc",
+        "*page++ = block * between + j;",
+        "*page++ = block + j * between;",
+        ("cache_test", *WHOLE),
+    ),
+    Mutant(
+        "stale-columns-below-window",
+        "columns below the window keep the ids of blocks that were given back",
+        "src/cache/block_table.cc",
+        "std::fill_n(target.begin(), unread, kNullBlock.value);",
+        "(void)unread;",
+        CACHE,
+    ),
+    Mutant(
+        "resumed-last",
+        "a preempted request waits behind those that came later",
+        "src/sched/scheduler.cc",
+        "    waiting_.push_front(&request);",
+        "    waiting_.push_back(&request);",
+        CACHE,
+    ),
+    Mutant(
+        "starts-after-preemption",
+        "a step that preempted starts new requests",
+        "src/sched/scheduler.cc",
+        "if (plan.preempted.empty()) schedule_waiting(plan, budget);",
+        "schedule_waiting(plan, budget);",
+        CACHE,
+    ),
+    Mutant(
+        "partly-allocated",
+        "a refusal leaves blocks with the request",
+        "src/cache/coordinator_slots.cc",
+        "    if (!fits()) return false;\n  }\n",
+        "    if (!fits()) {\n      if (cache.admitted_ && pool_.free_count() > 0) take(1, cache.groups_[0].row);\n"
+        "      return false;\n    }\n  }\n",
+        CACHE,
+    ),
+)
