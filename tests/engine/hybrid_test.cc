@@ -241,6 +241,7 @@ Config drawn(std::mt19937& random, Config c) {
   c.prefix_cache = random() % 2 == 0;
   c.poison = random() % 2 == 0;
   c.scarce = random() % 3 == 0;
+  if (c.scarce) c.seqs = 4;
   return c;
 }
 
