@@ -55,6 +55,24 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, EngineFlagTexts& t) {
   app.add_flag("--check-integrity", o.check_integrity, "Check the cache after every step (slow)");
 }
 
+void add_simulate_flags(CLI::App& app, SimulateFlags& f) {
+  app.add_option("TRACE,--trace", f.trace, "Requests, one JSON object a line")->required();
+  app.add_option("--prefill-speed", f.prefill_speed, "Tokens/s of a prompt, as `quire bench` gives for pp512")
+      ->capture_default_str()
+      ->check(CLI::Range(1e-3, 1e9));
+  app.add_option("--decode-speed", f.decode_speed, "Tokens/s of one request, as `quire bench` gives for tg128")
+      ->capture_default_str()
+      ->check(CLI::Range(1e-3, 1e9));
+  app.add_option("--retention", f.retention, "What windows keep for later hits: every-boundary or turn-ends")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"every-boundary", "turn-ends"}));
+  app.add_option("--sweep", f.sweep, "Cache sizes in bytes: one run for each, side by side")
+      ->expected(1, 16)
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--compare-hybrid", f.compare_hybrid, "Each run also with the hybrid cache off");
+  app.add_flag("--json", f.json, "Print JSON");
+}
+
 Result<void> finish(EngineOptions& o, const EngineFlagTexts& t) {
   if (t.dtype == "float32") o.profile = Profile::kF32;
   if (t.dtype == "bfloat16") o.profile = Profile::kBF16;
@@ -77,7 +95,7 @@ Result<void> finish(EngineOptions& o, const EngineFlagTexts& t) {
 
 Result<Command> parse(int argc, char** argv) {
   Command command;
-  EngineFlagTexts serve_texts, inspect_texts, bench_texts;
+  EngineFlagTexts serve_texts, inspect_texts, bench_texts, simulate_texts;
   CLI::App app("Quire serves language models on CPUs; equal requests get equal answers, bit for bit.", "quire");
   app.set_version_flag("--version", "quire 0.1.0");
   app.require_subcommand(1);
@@ -113,6 +131,10 @@ Result<Command> parse(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   bench->add_flag("--json", command.bench.json, "Print JSON");
 
+  CLI::App* simulate = app.add_subcommand("simulate", "Replay a trace of requests against cache and scheduler alone");
+  add_engine_flags(*simulate, command.simulate.engine, simulate_texts);
+  add_simulate_flags(*simulate, command.simulate);
+
   try {
     app.parse(normalised(argc, argv));
   } catch (const CLI::Success& e) {
@@ -124,9 +146,10 @@ Result<Command> parse(int argc, char** argv) {
   if (serve->parsed()) command.kind = Command::Kind::kServe;
   if (inspect->parsed()) command.kind = Command::Kind::kInspect;
   if (bench->parsed()) command.kind = Command::Kind::kBench;
+  if (simulate->parsed()) command.kind = Command::Kind::kSimulate;
   for (auto& [engine, texts] :
        {std::pair{&command.serve.engine, &serve_texts}, std::pair{&command.inspect.engine, &inspect_texts},
-        std::pair{&command.bench.engine, &bench_texts}})
+        std::pair{&command.bench.engine, &bench_texts}, std::pair{&command.simulate.engine, &simulate_texts}})
     if (auto finished = finish(*engine, *texts); !finished) return std::unexpected(finished.error());
   return command;
 }

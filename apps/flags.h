@@ -34,12 +34,24 @@ struct BenchFlags {
   bool json = false;
 };
 
+struct SimulateFlags {
+  EngineOptions engine;         // `model` may be a layer file, too
+  std::filesystem::path trace;  // JSON lines
+  double prefill_speed = 1000;  // tokens/s of a prompt, as `quire bench` measures it
+  double decode_speed = 100;    // tokens/s of one request
+  std::string retention = "every-boundary";
+  std::vector<int64_t> sweep = {};  // a run for each of these cache sizes, in bytes
+  bool compare_hybrid = false;      // each run also with one group for all layers
+  bool json = false;
+};
+
 struct Command {
-  enum class Kind { kServe, kInspect, kBench, kShown };  // kShown: help or version was printed
+  enum class Kind { kServe, kInspect, kBench, kSimulate, kShown };  // kShown: help or version was printed
   Kind kind = Kind::kShown;
   ServeFlags serve;
   InspectFlags inspect;
   BenchFlags bench;
+  SimulateFlags simulate;
 };
 
 // kInvalidRequest with one clear line for anything that is not understood.

@@ -22,6 +22,8 @@ int run(int argc, char** argv) {
       return inspect(command->inspect);
     case Command::Kind::kBench:
       return bench(command->bench);
+    case Command::Kind::kSimulate:
+      return simulate(command->simulate);
     case Command::Kind::kShown:
       return 0;
   }

@@ -109,6 +109,39 @@ std::vector<std::string> describe_groups(const cache::CachePlan& plan) {
   return lines;
 }
 
+int block_size_of(const EngineOptions& options) { return options.block_size.value_or(kDefaultBlockSize); }
+
+Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const EngineOptions& options,
+                              int64_t own_length, size_t weight_bytes) {
+  if (auto checked = check_options(options); !checked) return std::unexpected(checked.error());
+  cache::PlanConfig config;
+  config.layout = kDefaultLayout;
+  if (!options.kv_cache_layout.empty()) {
+    auto layout = cache::parse_layout(options.kv_cache_layout);
+    if (!layout) return std::unexpected(layout.error());
+    config.layout = *layout;
+  }
+  PlannedCache planned;
+  // Beyond its own length a model was not trained; the request is met as far as it can be.
+  const int64_t wanted = std::min(options.max_model_len.value_or(own_length), own_length);
+  if (options.max_model_len.value_or(0) > wanted)
+    planned.notice = fmt::format("the longest request is {} tokens instead of {}: the model's own length", wanted,
+                                 *options.max_model_len);
+  config.max_model_len = wanted;
+  config.fit_max_model_len = !options.max_model_len;
+  config.max_in_flight_tokens = options.max_num_batched_tokens;
+  config.hybrid = options.hybrid_kv_cache;
+  config.prefix_caching = options.prefix_caching;
+  config.budget_bytes = static_cast<int64_t>(options.kv_cache_bytes.value_or(default_cache_bytes(weight_bytes)));
+  auto plan = cache::plan_cache(layers, config);
+  if (!plan) return std::unexpected(plan.error());
+  if (plan->max_model_len < wanted)
+    planned.notice = fmt::format("the longest request is {} tokens instead of {}: more do not fit {} MiB of KV cache",
+                                 plan->max_model_len, wanted, config.budget_bytes >> 20);
+  planned.plan = std::move(*plan);
+  return planned;
+}
+
 Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const EngineOptions& options,
                               size_t weight_bytes) {
   auto spec = model::make_spec(checkpoint);
@@ -119,47 +152,20 @@ Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const Engin
 
 Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const EngineOptions& options, size_t weight_bytes,
                              exec::PageSizes pages) {
-  if (auto checked = check_options(options); !checked) return std::unexpected(checked.error());
   if (auto valid = model::validate(spec); !valid) return std::unexpected(valid.error());
   Outline outline;
   outline.profile = profile;
   outline.cache = {.dtype = profile == Profile::kF32 ? DType::kF32 : DType::kBF16,
-                   .block_size = options.block_size.value_or(kDefaultBlockSize),
+                   .block_size = block_size_of(options),
                    .pages = std::move(pages)};
   outline.layers = exec::cache_layers(spec, outline.cache);
 
-  cache::PlanConfig config;
-  config.layout = kDefaultLayout;
-  if (!options.kv_cache_layout.empty()) {
-    auto layout = cache::parse_layout(options.kv_cache_layout);
-    if (!layout) return std::unexpected(layout.error());
-    config.layout = *layout;
-  }
-  // Beyond its own length a model was not trained; the request is met as far as it can be.
-  const size_t memory = available_memory();
-  if (options.kv_cache_bytes.value_or(0) > memory)
-    return fail(ErrorKind::kInvalidRequest,
-                fmt::format("kv_cache_memory_bytes {} is more than the {} bytes of memory that are free",
-                            *options.kv_cache_bytes, memory),
-                "kv_cache_memory_bytes");
-  const int64_t wanted = std::min(options.max_model_len.value_or(spec.max_positions), spec.max_positions);
-  if (options.max_model_len.value_or(0) > wanted)
-    outline.notice = fmt::format("the longest request is {} tokens instead of {}: the model's own length", wanted,
-                                 *options.max_model_len);
-  config.max_model_len = wanted;
-  config.fit_max_model_len = !options.max_model_len;
-  config.max_in_flight_tokens = options.max_num_batched_tokens;
-  config.hybrid = options.hybrid_kv_cache;
-  config.prefix_caching = options.prefix_caching;
-  config.budget_bytes = static_cast<int64_t>(options.kv_cache_bytes.value_or(default_cache_bytes(weight_bytes)));
-  auto plan = cache::plan_cache(outline.layers, config);
-  if (!plan) return std::unexpected(plan.error());
-  if (auto executable = cache::check_executable(*plan); !executable) return std::unexpected(executable.error());
-  if (plan->max_model_len < wanted)
-    outline.notice = fmt::format("the longest request is {} tokens instead of {}: more do not fit {} MiB of KV cache",
-                                 plan->max_model_len, wanted, config.budget_bytes >> 20);
+  auto planned = plan_for(outline.layers, options, spec.max_positions, weight_bytes);
+  if (!planned) return std::unexpected(planned.error());
+  if (auto executable = cache::check_executable(planned->plan); !executable) return std::unexpected(executable.error());
   outline.spec = std::move(spec);
-  outline.plan = std::move(*plan);
+  outline.plan = std::move(planned->plan);
+  outline.notice = std::move(planned->notice);
   return outline;
 }
 
@@ -174,6 +180,12 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& opti
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const weights::TensorSource& tensors,
                                                        const EngineOptions& options) {
+  const size_t memory = available_memory();
+  if (options.kv_cache_bytes.value_or(0) > memory)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("kv_cache_memory_bytes {} is more than the {} bytes of memory that are free",
+                            *options.kv_cache_bytes, memory),
+                "kv_cache_memory_bytes");
   const CpuFeatures cpu = detect_cpu();
   auto isa = choose_isa(cpu);
   if (!isa) return std::unexpected(isa.error());

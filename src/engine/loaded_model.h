@@ -19,6 +19,18 @@
 
 namespace quire::engine {
 
+struct PlannedCache {
+  cache::CachePlan plan;
+  std::string notice;  // for people, if a default was lowered; may be empty
+};
+
+// The cache that `options` give to layers of a model whose own length is `own_length` tokens. kv_cache_bytes unset:
+// half of the memory that would be free after weights of `weight_bytes`.
+Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const EngineOptions& options,
+                              int64_t own_length, size_t weight_bytes);
+
+int block_size_of(const EngineOptions& options);  // tokens
+
 // What a model would look like in the cache, known before a weight is read: `quire inspect`.
 struct Outline {
   model::ModelSpec spec;
@@ -26,10 +38,10 @@ struct Outline {
   exec::CacheChoice cache;
   std::vector<cache::CacheLayer> layers;
   cache::CachePlan plan;
-  std::string notice;  // for people, if a default was lowered; may be empty
+  std::string notice;  // as of PlannedCache
 };
 
-// kv_cache_bytes unset: half of the memory that would be free after weights of `weight_bytes`.
+// With the plan of plan_for(), refused if the executor cannot run on it.
 Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const EngineOptions& options, size_t weight_bytes);
 // The same for a spec from anywhere, and kernels that take pages of other sizes.
 Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const EngineOptions& options, size_t weight_bytes,

@@ -228,6 +228,7 @@ Result<void> check_config(const SimulationConfig& config) {
     const char* name;
     int64_t value, least, most;
   } fields[] = {{"token_budget", config.token_budget, 1, kMostTokens},
+                {"num_blocks", config.cache.num_blocks, 1, kMostTokens},
                 {"max_waiting", config.max_waiting, 1, kMostTokens},
                 {"step_ns", config.cost.step_ns, 0, kMostNs},
                 {"token_ns", config.cost.token_ns, 0, kMostNs}};
