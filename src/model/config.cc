@@ -34,20 +34,31 @@ bool shallow(int depth, Json::parse_event_t, Json&) {
   return true;
 }
 
+// Without the library's own tag: "[json.exception.out_of_range.406] ".
+std::string_view plain(std::string_view message) {
+  if (message.starts_with("[json.exception")) message.remove_prefix(std::min(message.find("] ") + 2, message.size()));
+  return message;
+}
+
 Result<Json> parse_object(std::string_view text, const char* file) {
   try {
     Json json = Json::parse(text, shallow);
     if (!json.is_object()) return fail(ErrorKind::kCorruptFile, fmt::format("{} is not a JSON object", file));
     return json;
+  } catch (const Json::parse_error& e) {
+    return fail(ErrorKind::kCorruptFile, fmt::format("{} is no valid JSON, from byte {} on", file, e.byte));
   } catch (const std::exception& e) {
-    return fail(ErrorKind::kCorruptFile, fmt::format("{}: {}", file, e.what()));
+    return fail(ErrorKind::kCorruptFile, fmt::format("{}: {}", file, plain(e.what())));
   }
 }
 
-void add_token(std::vector<TokenId>& tokens, int64_t id) {
-  if (id < 0 || id > std::numeric_limits<TokenId>::max()) return;
+// Adds the end token that `key` names, if it is a token of the vocabulary.
+Result<void> add_token(std::vector<TokenId>& tokens, int64_t id, std::string_view key, int vocab_size) {
+  if (id < 0 || id >= vocab_size)
+    return bad(key, fmt::format("a token of the vocabulary of {}, not {}", vocab_size, id));
   const auto token = static_cast<TokenId>(id);
   if (std::find(tokens.begin(), tokens.end(), token) == tokens.end()) tokens.push_back(token);
+  return {};
 }
 
 }  // namespace
@@ -145,7 +156,13 @@ Result<std::vector<std::string>> HuggingFaceConfig::strings(std::string_view key
   return out;
 }
 
-Result<std::vector<TokenId>> HuggingFaceConfig::end_tokens() const {
+Result<bool> HuggingFaceConfig::has_section(std::string_view key) const {
+  const Json* value = content_->find(key);
+  if (value != nullptr && !value->is_object()) return bad(key, "an object");
+  return value != nullptr;
+}
+
+Result<std::vector<TokenId>> HuggingFaceConfig::end_tokens(int vocab_size) const {
   std::vector<TokenId> tokens;
   for (const Json* json : {&content_->generation, &content_->config}) {
     const auto it = json->find("eos_token_id");
@@ -153,7 +170,9 @@ Result<std::vector<TokenId>> HuggingFaceConfig::end_tokens() const {
     const Json list = it->is_array() ? *it : Json::array({*it});
     for (const Json& item : list) {
       if (!item.is_number_integer()) return bad("eos_token_id", "a token id or a list of them");
-      add_token(tokens, item.get<int64_t>());
+      const bool huge = item.is_number_unsigned() && item.get<uint64_t>() > INT64_MAX;
+      const int64_t id = huge ? INT64_MAX : item.get<int64_t>();
+      if (auto added = add_token(tokens, id, "eos_token_id", vocab_size); !added) return std::unexpected(added.error());
     }
     return tokens;
   }
@@ -192,14 +211,14 @@ Result<std::string> GgufConfig::string_or(std::string_view key, std::string fall
   return std::string(*value);
 }
 
-Result<std::vector<TokenId>> GgufConfig::end_tokens() const {
+Result<std::vector<TokenId>> GgufConfig::end_tokens(int vocab_size) const {
   std::vector<TokenId> tokens;
   for (const char* key :
        {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
     if (!file_.has(key)) continue;
     auto id = file_.integer(key);
     if (!id) return std::unexpected(id.error());
-    add_token(tokens, *id);
+    if (auto added = add_token(tokens, *id, key, vocab_size); !added) return std::unexpected(added.error());
   }
   // Files often name only one of several; llama.cpp finds the others by these texts.
   static constexpr std::array<std::string_view, 5> kTurnEnds = {"<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>",
@@ -209,7 +228,8 @@ Result<std::vector<TokenId>> GgufConfig::end_tokens() const {
   if (!texts) return std::unexpected(texts.error());
   for (size_t i = 0; i < texts->size(); ++i)
     if (std::find(kTurnEnds.begin(), kTurnEnds.end(), (*texts)[i]) != kTurnEnds.end())
-      add_token(tokens, static_cast<int64_t>(i));
+      if (auto added = add_token(tokens, static_cast<int64_t>(i), "tokenizer.ggml.tokens", vocab_size); !added)
+        return std::unexpected(added.error());
   return tokens;
 }
 

@@ -33,8 +33,11 @@ class HuggingFaceConfig {
   Result<std::string> string_or(std::string_view key, std::string fallback) const;
   Result<std::vector<std::string>> strings(std::string_view key) const;
 
-  // eos_token_id of generation_config.json, else of config.json: a number or a list.
-  Result<std::vector<TokenId>> end_tokens() const;
+  // Whether there is an object of that name; kCorruptFile where it is something else.
+  Result<bool> has_section(std::string_view key) const;
+
+  // eos_token_id of generation_config.json, else of config.json: a number or a list, all below `vocab_size`.
+  Result<std::vector<TokenId>> end_tokens(int vocab_size) const;
 
  private:
   struct Content;
@@ -55,8 +58,9 @@ class GgufConfig {
   Result<double> number_or(std::string_view key, double fallback) const;
   Result<std::string> string_or(std::string_view key, std::string fallback) const;
 
-  // The tokenizer's end tokens: eos and eot ids, and tokens that are known to end a turn by their text.
-  Result<std::vector<TokenId>> end_tokens() const;
+  // The tokenizer's end tokens: eos and eot ids, all below `vocab_size`, and tokens that are known to end a turn by
+  // their text.
+  Result<std::vector<TokenId>> end_tokens(int vocab_size) const;
   Result<int> vocab_size() const;
 
  private:

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <charconv>
+#include <limits>
 #include <optional>
 #include <set>
 #include <span>
@@ -176,8 +178,34 @@ bool is_harmless(std::string_view name) {
                              [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
+// The number of the layer that a tensor belongs to, by what stands before it: 12 in "model.layers.12.mlp".
+std::optional<size_t> layer_number(std::string_view name, std::string_view before) {
+  if (!name.starts_with(before)) return std::nullopt;
+  name.remove_prefix(before.size());
+  size_t number = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (end == name.data() || end == name.data() + name.size() || *end != '.') return std::nullopt;
+  return error == std::errc() ? number : std::numeric_limits<size_t>::max();
+}
+
+// A layer behind the last: with it the model would say something else, unless it only predicts further ahead.
+Result<void> refuse_more_layers(const ModelSpec& spec, const weights::TensorSource& tensors) {
+  const std::string first = common_prefix(spec.layers.front());
+  const std::string_view before = std::string_view(first).substr(0, first.rfind("0."));
+  const size_t count = spec.layers.size() + static_cast<size_t>(spec.unread_layers);
+  for (const weights::Tensor& tensor : tensors.tensors()) {
+    const auto number = layer_number(tensor.name, before);
+    if (number && *number >= count)
+      return fail(ErrorKind::kCorruptFile,
+                  fmt::format("tensor {} belongs to a layer that the configuration does not have: it says {} layers",
+                              tensor.name, spec.layers.size()),
+                  tensor.name);
+  }
+  return {};
+}
+
 // A tensor beside those of a layer, the embedding or the head, such as a bias, would change what the model says. Other
-// tensors, such as those of layers behind the last for predicting several tokens, belong to what is not run.
+// tensors, such as those of a vision tower, belong to what is not run.
 Result<void> refuse_unread(const ModelSpec& spec, const weights::TensorSource& tensors) {
   std::set<std::string, std::less<>> read, prefixes;
   for_each_tensor(spec, [&](const std::string& name) { read.insert(name); });
@@ -263,6 +291,7 @@ Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tens
 Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context) {
   if (profile == Profile::kQ8 && default_profile(spec, tensors) != Profile::kQ8)
     return fail(ErrorKind::kUnsupported, "profile q8 needs a quantised checkpoint; use bfloat16 or float32", "dtype");
+  if (auto more = refuse_more_layers(spec, tensors); !more) return std::unexpected(more.error());
   if (auto unread = refuse_unread(spec, tensors); !unread) return std::unexpected(unread.error());
   Model model;
   model.profile = profile;

@@ -58,7 +58,8 @@ struct LoadContext {
 
 // Reads, checks and packs every tensor of the spec. kCorruptFile or kUnsupported name the tensor at fault: missing, of
 // another shape than the configuration implies, in a format that the profile cannot use, or part of a layer or the head
-// though the spec does not name it, such as a bias. kUnsupported names dtype where kQ8 finds nothing quantised.
+// though the spec does not name it, such as a bias, or of a layer
+// behind the spec's. kUnsupported names dtype where kQ8 finds nothing quantised.
 Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context);
 
 }  // namespace quire::model

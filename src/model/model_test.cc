@@ -115,6 +115,12 @@ TEST(Config, RefusesWhatIsNoObject) {
   for (const char* text : {"", "[]", "3", "{", "{\"a\": 1e999}", "{\"a\": \"\xff\"}", "{} {}"})
     expect_error(HuggingFaceConfig::parse(text, ""), ErrorKind::kCorruptFile, "", "config.json");
   expect_error(HuggingFaceConfig::parse("{}", "[1]"), ErrorKind::kCorruptFile, "", "generation_config.json");
+  // In our own words: a library's name for the fault helps nobody.
+  for (const char* text : {"", "{", "{\"a\": 1e999}", "{\"a\": \"\xff\"}", "{\"a\": 01}", "{} {}"}) {
+    EXPECT_EQ(HuggingFaceConfig::parse(text, "").error().message.find("exception"), std::string::npos) << text;
+    EXPECT_EQ(HuggingFaceConfig::parse("{}", std::string(text) + " ").error().message.find("exception"),
+              std::string::npos);
+  }
 }
 
 TEST(Config, RefusesDeepNesting) {
@@ -152,9 +158,15 @@ TEST(Config, EndTokensAreANumberOrAList) {
   EXPECT_EQ(spec_of(config)->end_tokens, (std::vector<TokenId>{7, 9}));
   EXPECT_EQ(spec_of(config, R"({"eos_token_id": 5})")->end_tokens, std::vector<TokenId>{5});
   EXPECT_EQ(spec_of(config, R"({"eos_token_id": null})")->end_tokens, (std::vector<TokenId>{7, 9}));
-  // Ids that no token can have end nothing.
-  EXPECT_EQ(spec_of(config, R"({"eos_token_id": [-1, 299, 300, 18446744073709551615]})")->end_tokens,
-            std::vector<TokenId>{299});
+  EXPECT_EQ(spec_of(config, R"({"eos_token_id": [0, 299]})")->end_tokens, (std::vector<TokenId>{0, 299}));
+  for (const char* outside :
+       {"-1", "300", "[2, 300]", "2147483648", "4294967295", "18446744073709551615", "-9223372036854775808"}) {
+    expect_error(spec_of(config, R"({"eos_token_id": )" + std::string(outside) + "}"), ErrorKind::kCorruptFile,
+                 "eos_token_id", "vocabulary of 300");
+    Json own = config;
+    own["eos_token_id"] = Json::parse(outside);
+    expect_error(spec_of(own), ErrorKind::kCorruptFile, "eos_token_id", "vocabulary of 300");
+  }
   for (const char* wrong : {R"("2")", "2.5", "true", "{}", "[[2]]", R"([2, "3"])"})
     expect_error(spec_of(config, R"({"eos_token_id": )" + std::string(wrong) + "}"), ErrorKind::kCorruptFile,
                  "eos_token_id");
@@ -232,6 +244,29 @@ TEST(Spec, RefusesUnknownRopes) {
   EXPECT_EQ(old->ropes[0].type, kernels::RopeType::kLinear);
   EXPECT_EQ(old->ropes[0].theta, 5000);
   EXPECT_EQ(old->ropes[0].factor, 4);
+}
+
+TEST(Spec, RefusesRopesThatAreNoObjects) {
+  const Json wrong[] = {Json(1), Json("linear"), Json::array({Json::object()}), Json(true), Json(1.5)};
+  for (const Json& value : wrong) {
+    for (const char* model : {"llama_tied", "qwen3", "gemma3"}) {
+      SCOPED_TRACE(std::string(model) + " " + value.dump());
+      Json config = config_of(model);
+      config["rope_parameters"] = value;
+      expect_error(spec_of(config), ErrorKind::kCorruptFile, "rope_parameters", "an object");
+      config["rope_parameters"] = nullptr;
+      config["rope_scaling"] = value;
+      expect_error(spec_of(config), ErrorKind::kCorruptFile, "rope_scaling", "an object");
+    }
+    for (const char* section : {"full_attention", "sliding_attention"}) {
+      Json config = config_of("gemma3");
+      const std::string key = std::string("rope_parameters/") + section;
+      config["rope_parameters"][section] = value;
+      expect_error(spec_of(config), ErrorKind::kCorruptFile, key, "an object");
+      config["rope_parameters"].erase(section);
+      expect_error(spec_of(config), ErrorKind::kCorruptFile, key, "missing");
+    }
+  }
 }
 
 TEST(Spec, RefusesUnknownLayerTypes) {
@@ -441,18 +476,48 @@ TEST(Load, RefusesATensorBesideThoseOfTheModel) {
   refused("llama_tied", "model.layers.3.self_attn.q_norm.weight");
 }
 
+TEST(Load, RefusesLayersThatTheConfigurationLeavesOut) {
+  const auto refused = [](const char* model, const std::string& name) {
+    Fixture fixture(model);
+    fixture.tensors.add(name, {64});
+    expect_error(fixture.load(), ErrorKind::kCorruptFile, name, "belongs to a layer");
+  };
+  for (const char* number : {"5", "6", "40", "99999999999999999999"}) {
+    const std::string layer = "model.layers." + std::string(number) + ".";
+    for (const char* name : {"mlp.up_proj.weight", "self_attn.q_proj.bias", "eh_proj.weight"})
+      refused("qwen3", layer + name);
+  }
+  refused("gguf/llama_untied.gguf", "blk.6.nextn.eh_proj.weight");
+  // The same file with its number of layers lowered.
+  Fixture fixture("llama_tied");
+  Json config = Json::parse(fixture.checkpoint.config_json);
+  for (int layers = config["num_hidden_layers"].get<int>() - 1; layers > 0; --layers) {
+    config["num_hidden_layers"] = layers;
+    fixture.checkpoint.config_json = config.dump();
+    const auto loaded = fixture.load();
+    ASSERT_FALSE(loaded.has_value()) << layers;
+    EXPECT_NE(loaded.error().message.find("says " + std::to_string(layers) + " layers"), std::string::npos)
+        << loaded.error().message;
+    // Known to predict further ahead, they are not run.
+    config["num_nextn_predict_layers"] = 4 - layers;
+    fixture.checkpoint.config_json = config.dump();
+    EXPECT_TRUE(fixture.load().has_value()) << layers;
+    config.erase("num_nextn_predict_layers");
+  }
+}
+
 TEST(Load, PassesOverTensorsThatChangeNothing) {
   Fixture hugging_face("llama_tied");
   const auto digest = hugging_face.load()->digest;
-  for (const char* name : {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.4.self_attn.q_proj.bias",
-                           "model.layers.40.mlp.up_proj.bias", "lm_head.weight", "vision_tower.layers.0.bias", "x"})
+  for (const char* name : {"model.layers.0.self_attn.rotary_emb.inv_freq", "model.layersx.9.up_proj.bias",
+                           "model.layers.mixer.bias", "lm_head.weight", "vision_tower.layers.0.bias", "x"})
     hugging_face.tensors.add(name, {8});
   const auto loaded = hugging_face.load();
   ASSERT_TRUE(loaded.has_value()) << loaded.error().message;
   EXPECT_EQ(loaded->digest, digest);
 
   Fixture gguf("gguf/llama_untied.gguf");  // holds rope_freqs.weight
-  for (const char* name : {"blk.0.attn_rot_embd", "blk.6.nextn.eh_proj.weight"}) gguf.tensors.add(name, {8});
+  for (const char* name : {"blk.0.attn_rot_embd"}) gguf.tensors.add(name, {8});
   EXPECT_TRUE(gguf.load().has_value());
 }
 

@@ -91,6 +91,7 @@ struct ModelSpec {
   bool scale_embeddings = false;  // by sqrt(hidden_size)
   std::vector<kernels::RopeParameters> ropes;
   std::vector<LayerSpec> layers;
+  int unread_layers = 0;  // that the checkpoint may hold behind these: they predict tokens further ahead
   NormSpec final_norm;
   std::string embedding;  // [vocab_size, hidden_size]
   MatrixSpec head;        // names the embedding's tensor where the head is tied

@@ -26,6 +26,7 @@ Result<std::string> read_config(const fs::path& path) {
   if (file->size() > kMaxConfig)
     return fail(ErrorKind::kCorruptFile, fmt::format("{} has {} bytes; at most {} are allowed",
                                                      in_quotes(path.native()), file->size(), kMaxConfig));
+  if (file->size() == 0) return fail(ErrorKind::kCorruptFile, fmt::format("{} is empty", in_quotes(path.native())));
   return std::string(reinterpret_cast<const char*>(file->bytes().data()), file->size());
 }
 

@@ -79,6 +79,11 @@ TEST(OpenCheckpoint, BoundsTheConfiguration) {
   write_file(folder / "model.safetensors", ByteWriter().string("{}").text());
   write_file(folder / "config.json", std::string((16U << 20) + 1, ' '));
   expect_error(open_checkpoint(folder.path()), kCorruptFile, {"config.json", "16777216"});
+  write_file(folder / "config.json", "");
+  expect_error(open_checkpoint(folder.path()), kCorruptFile, {"config.json", "is empty"});
+  write_file(folder / "config.json", "{}");
+  write_file(folder / "generation_config.json", "");
+  expect_error(open_checkpoint(folder.path()), kCorruptFile, {"generation_config.json", "is empty"});
 }
 
 TEST(MappedFile, HoldsTheBytesAndMoves) {

@@ -205,11 +205,16 @@ Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int l
 
 Result<kernels::RopeParameters> hugging_face_rope(const HuggingFaceConfig& config, const std::string& section,
                                                   int head_dim, double default_theta) {
-  const bool is_new = config.has("rope_parameters");
-  const std::string root = !is_new           ? "rope_scaling"
+  const auto is_new = config.has_section("rope_parameters");
+  if (!is_new) return std::unexpected(is_new.error());
+  const std::string root = !*is_new          ? "rope_scaling"
                            : section.empty() ? "rope_parameters"
                                              : "rope_parameters/" + section;
-  const std::string theta_key = is_new ? root + "/rope_theta" : "rope_theta";
+  const auto has_root = config.has_section(root);
+  if (!has_root) return std::unexpected(has_root.error());
+  if (*is_new && !*has_root)
+    return fail(ErrorKind::kCorruptFile, fmt::format("configuration key {} is missing", root), root);
+  const std::string theta_key = *is_new ? root + "/rope_theta" : "rope_theta";
   kernels::RopeParameters rope;
   rope.rotary_dim = head_dim;
   std::optional<Error> error;

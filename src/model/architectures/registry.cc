@@ -46,9 +46,12 @@ Result<ModelSpec> from_hugging_face(const weights::Checkpoint& checkpoint) {
     if (names->front() != entry.name) continue;
     auto spec = entry.make(*config);
     if (!spec) return spec;
-    auto end = config->end_tokens();
+    auto end = config->end_tokens(spec->vocab_size);
     if (!end) return std::unexpected(end.error());
     spec->end_tokens = std::move(*end);
+    auto extra = config->integer_or("num_nextn_predict_layers", 0, kMaxLayers, 0);
+    if (!extra) return std::unexpected(extra.error());
+    spec->unread_layers = *extra;
     return spec;
   }
   return unsupported(names->front(), kHuggingFace);
@@ -62,9 +65,12 @@ Result<ModelSpec> from_gguf(const weights::GgufFile& file) {
     const GgufConfig config(file, std::string(*name));
     auto spec = entry.make(config);
     if (!spec) return spec;
-    auto end = config.end_tokens();
+    auto end = config.end_tokens(spec->vocab_size);
     if (!end) return std::unexpected(end.error());
     spec->end_tokens = std::move(*end);
+    auto extra = config.integer_or("nextn_predict_layers", 0, kMaxLayers, 0);
+    if (!extra) return std::unexpected(extra.error());
+    spec->unread_layers = *extra;
     return spec;
   }
   return unsupported(*name, kGguf);
@@ -73,10 +79,7 @@ Result<ModelSpec> from_gguf(const weights::GgufFile& file) {
 }  // namespace
 
 Result<ModelSpec> make_spec(const weights::Checkpoint& checkpoint) {
-  auto spec = checkpoint.gguf != nullptr ? from_gguf(*checkpoint.gguf) : from_hugging_face(checkpoint);
-  if (!spec) return spec;
-  std::erase_if(spec->end_tokens, [&](TokenId token) { return token >= spec->vocab_size; });
-  return spec;
+  return checkpoint.gguf != nullptr ? from_gguf(*checkpoint.gguf) : from_hugging_face(checkpoint);
 }
 
 }  // namespace quire::model
