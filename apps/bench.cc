@@ -127,7 +127,7 @@ int bench(const BenchFlags& flags) {
   if (flags.prompt_tokens > 0)
     figures.push_back(measure(**core, fmt::format("pp{}", flags.prompt_tokens), flags.repetitions, flags.prompt_tokens,
                               [&] { return runner.run(1, flags.prompt_tokens, 1); }));
-  if (flags.generated_tokens > 1)
+  if (flags.generated_tokens > 0)
     for (int batch : flags.batch)
       figures.push_back(measure(**core,
                                 batch == 1 ? fmt::format("tg{}", flags.generated_tokens)

@@ -4,6 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
 #include <map>
 
 namespace quire::apps {
@@ -22,37 +25,96 @@ std::vector<std::string> normalised(int argc, char** argv) {
   return args;
 }
 
-struct EngineFlagTexts {
+// A whole number in plain decimal: CLI11 by itself would take 010 for 8.
+std::optional<int64_t> plain_integer(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || text != std::to_string(value)) return std::nullopt;
+  return value;
+}
+
+CLI::Validator integer(int64_t low, int64_t high = std::numeric_limits<int>::max()) {
+  const auto check = [low, high](const std::string& text) {
+    const auto value = plain_integer(text);
+    if (value && *value >= low && *value <= high) return std::string();
+    return fmt::format("must be an integer from {} to {}, not '{}'", low, high, text);
+  };
+  return {check, ""};
+}
+
+// What a command's flags say before it is checked and goes into its options.
+struct FlagTexts {
   std::string dtype = "auto";
   std::string max_model_len;
   std::string policy = "fcfs";
   int64_t step_time_ms = 0;
   int64_t kv_cache_bytes = 0;
   int block_size = 0;
+  bool no_prefix_caching = false;
+  std::string generation_config = "auto";  // of serve alone
 };
 
-void add_engine_flags(CLI::App& app, EngineOptions& o, EngineFlagTexts& t) {
+void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_option("MODEL,--model", o.model, "A folder in Hugging Face format, or a .gguf file")->required();
   app.add_option("--dtype", t.dtype, "Numeric profile: auto, float32, bfloat16 or q8 (quantised files)")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "q8"}));
-  app.add_option("--max-model-len", t.max_model_len, "Tokens of the longest request; 'auto' for what fits");
+  app.add_option("--max-model-len", t.max_model_len, "Tokens of the longest request; 'auto' or -1 for what fits");
   app.add_option("--kv-cache-memory-bytes", t.kv_cache_bytes, "Memory for the KV cache; default half of what is free")
-      ->check(CLI::PositiveNumber);
+      ->check(integer(1, std::numeric_limits<int64_t>::max()));
   app.add_option("--block-size", t.block_size, "Tokens of a KV cache block, a multiple of 16; default 32")
-      ->check(CLI::PositiveNumber);
+      ->check(integer(1));
   app.add_option("--kv-cache-layout", o.kv_cache_layout,
                  "Physical order: BLHNC (default), LBHNC, LHBNC, BHLNC; with one kv head also LBNHC, BLNHC");
-  app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", o.prefix_caching, "Reuse cached prefixes; on");
+  CLI::Option* caching = app.add_flag("--enable-prefix-caching", o.prefix_caching, "Reuse cached prefixes; on");
+  app.add_flag("--no-enable-prefix-caching", t.no_prefix_caching, "Do not reuse cached prefixes")->excludes(caching);
   app.add_flag("!--disable-hybrid-kv-cache-manager", o.hybrid_kv_cache, "Keep window layers like full ones");
-  app.add_option("--max-num-seqs", o.max_num_seqs, "Requests that run together")->capture_default_str();
-  app.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Most tokens of a step")->capture_default_str();
-  app.add_option("--max-waiting-requests", o.max_waiting_requests, "Most requests that wait")->capture_default_str();
+  app.add_option("--max-num-seqs", o.max_num_seqs, "Requests that run together")
+      ->capture_default_str()
+      ->check(integer(1));
+  app.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Most tokens of a step")
+      ->capture_default_str()
+      ->check(integer(1));
+  app.add_option("--max-waiting-requests", o.max_waiting_requests, "Most requests that wait")
+      ->capture_default_str()
+      ->check(integer(1));
   app.add_option("--scheduling-policy", t.policy, "fcfs, or priority: requests with a lower priority value first")
       ->check(CLI::IsMember({"fcfs", "priority"}));
   app.add_option("--step-time-ms", t.step_time_ms, "Aim for a step while others decode; default 100")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--threads", o.threads, "Threads that compute; default: the physical cores allowed");
+      ->check(integer(1));
+  app.add_option("--threads", o.threads, "Threads that compute; default, and 0: the physical cores allowed")
+      ->check(integer(0));
   app.add_flag("--check-integrity", o.check_integrity, "Check the cache after every step (slow)");
+}
+
+void add_serve_flags(CLI::App& app, ServeFlags& f, FlagTexts& t) {
+  app.add_option("--host", f.host, "Address to listen on")->capture_default_str();
+  app.add_option("--port", f.port, "Port; 0 takes a free one")->capture_default_str()->check(integer(0, 65535));
+  app.add_option("--api-key", f.api_keys, "Keys that clients must send one of")->expected(1, 64);
+  app.add_option("--served-model-name", f.served_model_names, "Names of the model in the API")->expected(1, 64);
+  app.add_option("--chat-template", f.chat_template, "A Jinja file, or the template itself");
+  app.add_option("--generation-config", t.generation_config,
+                 "auto: the sampling defaults of generation_config.json; vllm: none of them")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "vllm"}));
+  app.add_option("--drain-timeout", f.drain_timeout_seconds, "Seconds to finish running requests in")
+      ->capture_default_str()
+      ->check(integer(0, 86400));
+}
+
+void add_bench_flags(CLI::App& app, BenchFlags& f) {
+  app.add_option("-p,--n-prompt", f.prompt_tokens, "Tokens to prefill; 0 for none")
+      ->capture_default_str()
+      ->check(integer(0, 1 << 20));
+  app.add_option("-n,--n-gen", f.generated_tokens, "Tokens to generate; 0 for none")
+      ->capture_default_str()
+      ->check(integer(0, 1 << 20));
+  app.add_option("--batch", f.batch, "Requests that decode together; several values, several tests")
+      ->capture_default_str()
+      ->check(integer(1, 4096));
+  app.add_option("-r,--repetitions", f.repetitions, "Runs of each test")
+      ->capture_default_str()
+      ->check(integer(1, 1000));
+  app.add_flag("--json", f.json, "Print JSON");
 }
 
 void add_simulate_flags(CLI::App& app, SimulateFlags& f) {
@@ -68,26 +130,35 @@ void add_simulate_flags(CLI::App& app, SimulateFlags& f) {
       ->check(CLI::IsMember({"every-boundary", "turn-ends"}));
   app.add_option("--sweep", f.sweep, "Cache sizes in bytes: one run for each, side by side")
       ->expected(1, 16)
-      ->check(CLI::PositiveNumber);
+      ->check(integer(1, std::numeric_limits<int64_t>::max()));
   app.add_flag("--compare-hybrid", f.compare_hybrid, "Each run also with the hybrid cache off");
   app.add_flag("--json", f.json, "Print JSON");
 }
 
-Result<void> finish(EngineOptions& o, const EngineFlagTexts& t) {
+Result<void> finish(EngineOptions& o, const FlagTexts& t) {
   if (t.dtype == "float32") o.profile = Profile::kF32;
   if (t.dtype == "bfloat16") o.profile = Profile::kBF16;
   if (t.dtype == "q8") o.profile = Profile::kQ8;
+  if (t.no_prefix_caching) o.prefix_caching = false;
   o.priority_scheduling = t.policy == "priority";
   if (t.kv_cache_bytes > 0) o.kv_cache_bytes = static_cast<size_t>(t.kv_cache_bytes);
   if (t.block_size > 0) o.block_size = t.block_size;
   if (t.step_time_ms > 0) o.step_time = std::chrono::milliseconds(t.step_time_ms);
   if (t.max_model_len.empty() || t.max_model_len == "auto" || t.max_model_len == "-1") return {};
-  int64_t length = 0;
-  if (!CLI::detail::lexical_cast(t.max_model_len, length) || length < 1)
+  const auto length = plain_integer(t.max_model_len);
+  if (!length || *length < 1)
     return fail(ErrorKind::kInvalidRequest,
-                fmt::format("--max-model-len must be a positive number or 'auto', not '{}'", t.max_model_len),
+                fmt::format("--max-model-len must be a positive integer, 'auto' or -1, not '{}'", t.max_model_len),
                 "--max-model-len");
-  o.max_model_len = length;
+  o.max_model_len = *length;
+  return {};
+}
+
+Result<void> check(const BenchFlags& flags) {
+  if (flags.generated_tokens == 1)
+    return fail(ErrorKind::kInvalidRequest, "-n must be 0, or at least 2: the first token belongs to the prompt", "-n");
+  if (flags.prompt_tokens == 0 && flags.generated_tokens == 0)
+    return fail(ErrorKind::kInvalidRequest, "-p and -n are both 0: there is nothing to measure", "-p");
   return {};
 }
 
@@ -95,57 +166,48 @@ Result<void> finish(EngineOptions& o, const EngineFlagTexts& t) {
 
 Result<Command> parse(int argc, char** argv) {
   Command command;
-  EngineFlagTexts serve_texts, inspect_texts, bench_texts, simulate_texts;
+  FlagTexts serve_texts, inspect_texts, bench_texts, simulate_texts;
   CLI::App app("Quire serves language models on CPUs; equal requests get equal answers, bit for bit.", "quire");
   app.set_version_flag("--version", "quire 0.1.0");
   app.require_subcommand(1);
 
   CLI::App* serve = app.add_subcommand("serve", "Serve a model through the OpenAI API");
   add_engine_flags(*serve, command.serve.engine, serve_texts);
-  serve->add_option("--host", command.serve.host, "Address to listen on")->capture_default_str();
-  serve->add_option("--port", command.serve.port, "Port; 0 takes a free one")->capture_default_str();
-  serve->add_option("--api-key", command.serve.api_keys, "Keys that clients must send one of")->expected(1, 64);
-  serve->add_option("--served-model-name", command.serve.served_model_names, "Names of the model in the API")
-      ->expected(1, 64);
-  serve->add_option("--chat-template", command.serve.chat_template, "A Jinja file, or the template itself");
-  serve->add_option("--drain-timeout", command.serve.drain_timeout_seconds, "Seconds to finish running requests in")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 86400));
+  add_serve_flags(*serve, command.serve, serve_texts);
 
   CLI::App* inspect = app.add_subcommand("inspect", "Show a model's architecture and KV cache plan, loading nothing");
   add_engine_flags(*inspect, command.inspect.engine, inspect_texts);
 
   CLI::App* bench = app.add_subcommand("bench", "Measure prefill and decode speed");
   add_engine_flags(*bench, command.bench.engine, bench_texts);
-  bench->add_option("-p,--n-prompt", command.bench.prompt_tokens, "Tokens to prefill; 0 for none")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 20));
-  bench->add_option("-n,--n-gen", command.bench.generated_tokens, "Tokens to generate; 0 for none")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 20));
-  bench->add_option("--batch", command.bench.batch, "Requests that decode together; several values, several tests")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
-  bench->add_option("-r,--repetitions", command.bench.repetitions, "Runs of each test")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  bench->add_flag("--json", command.bench.json, "Print JSON");
+  add_bench_flags(*bench, command.bench);
 
   CLI::App* simulate = app.add_subcommand("simulate", "Replay a trace of requests against cache and scheduler alone");
   add_engine_flags(*simulate, command.simulate.engine, simulate_texts);
   add_simulate_flags(*simulate, command.simulate);
 
+  const std::array commands = {serve, inspect, bench, simulate};
+  const auto no_command =
+      fail(ErrorKind::kInvalidRequest, fmt::format("the first argument must be serve, inspect, bench or simulate{}",
+                                                   argc > 1 ? fmt::format(", not '{}'", argv[1]) : ""));
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::ranges::none_of(commands, [&](CLI::App* command) { return command->check_name(argv[1]); }))
+    return no_command;
   try {
     app.parse(normalised(argc, argv));
   } catch (const CLI::Success& e) {
     app.exit(e);
     return command;
   } catch (const CLI::ParseError& e) {
-    return fail(ErrorKind::kInvalidRequest, e.what());
+    return app.get_subcommands().empty() ? no_command : fail(ErrorKind::kInvalidRequest, e.what());
   }
+  command.serve.generation_config = serve_texts.generation_config == "auto";
   if (serve->parsed()) command.kind = Command::Kind::kServe;
   if (inspect->parsed()) command.kind = Command::Kind::kInspect;
-  if (bench->parsed()) command.kind = Command::Kind::kBench;
+  if (bench->parsed()) {
+    command.kind = Command::Kind::kBench;
+    if (auto checked = check(command.bench); !checked) return std::unexpected(checked.error());
+  }
   if (simulate->parsed()) command.kind = Command::Kind::kSimulate;
   for (auto& [engine, texts] :
        {std::pair{&command.serve.engine, &serve_texts}, std::pair{&command.inspect.engine, &inspect_texts},

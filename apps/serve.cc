@@ -86,6 +86,21 @@ std::function<void(double)> progress_bar() {
   };
 }
 
+// What generation_config.json says of requests that do not say otherwise.
+Result<api::SamplingDefaults> sampling_defaults(const ServeFlags& flags, const weights::Checkpoint& checkpoint) {
+  if (!flags.generation_config || checkpoint.generation_config_json.empty()) return api::SamplingDefaults{};
+  auto defaults = api::parse_generation_config(checkpoint.generation_config_json);
+  if (!defaults) defaults.error().message += "; --generation-config vllm passes over it";
+  return defaults;
+}
+
+void say_defaults(const ServeFlags& flags, const api::SamplingDefaults& defaults) {
+  const std::string text = api::describe(defaults);
+  log::info(!flags.generation_config ? "sampling defaults: vLLM's own, as --generation-config says"
+            : text.empty()           ? "sampling defaults: vLLM's own, since the model names none"
+                                     : fmt::format("sampling defaults of the model: {}", text));
+}
+
 void say_ready(const net::Server& server, const ServeFlags& flags, const ModelInfo& info, double seconds) {
   for (const std::string& line : info.cache_groups) log::info(line);
   log::info(fmt::format("{} threads, {}, profile fingerprint {}", info.threads, info.isa, info.fingerprint));
@@ -100,7 +115,8 @@ struct StopAtEnd {
 };
 
 // Loads the model while `io` answers 503, then serves until the server has drained.
-int load_and_serve(const ServeFlags& flags, const net::Server& server, api::Service& service, std::jthread& io) {
+int load_and_serve(const ServeFlags& flags, const api::SamplingDefaults& defaults, const net::Server& server,
+                   api::Service& service, std::jthread& io) {
   const auto start = std::chrono::steady_clock::now();
   auto text = std::async(std::launch::async, [&] { return load_model_text(flags); });
   EngineOptions options = flags.engine;
@@ -120,7 +136,10 @@ int load_and_serve(const ServeFlags& flags, const net::Server& server, api::Serv
   }
   service.open(std::move(backend));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  if (!server.stopping()) say_ready(server, flags, (*engine)->info(), seconds.count());
+  if (!server.stopping()) {
+    say_defaults(flags, defaults);
+    say_ready(server, flags, (*engine)->info(), seconds.count());
+  }
   io.join();
   service.close();
   return 0;
@@ -133,6 +152,8 @@ int serve(const ServeFlags& given) {
   // Contradictions, a wrong model and a wrong template file end here, before the port is taken.
   auto checkpoint = weights::open_checkpoint(flags.engine.model);
   if (!checkpoint) return report(checkpoint.error());
+  auto defaults = sampling_defaults(flags, *checkpoint);
+  if (!defaults) return report(defaults.error());
   if (!flags.chat_template.empty()) {
     auto source = read_template(flags.chat_template);
     if (!source) return report(source.error());
@@ -155,10 +176,11 @@ int serve(const ServeFlags& given) {
   // More answers than the queue holds could never be taken in together.
   api::Service service({.served_model_names = flags.served_model_names,
                         .api_keys = flags.api_keys,
-                        .max_choices = std::min(kMaxChoices, flags.engine.max_waiting_requests)});
+                        .max_choices = std::min(kMaxChoices, flags.engine.max_waiting_requests),
+                        .sampling_defaults = *defaults});
   std::jthread io([&] { (*server)->run(service.handler()); });
   const StopAtEnd stop_at_end{**server};
-  return load_and_serve(flags, **server, service, io);
+  return load_and_serve(flags, *defaults, **server, service, io);
 }
 
 }  // namespace quire::apps

@@ -197,10 +197,12 @@ Result<Parsed<ChatRequest>> parse_chat(std::string_view body, const ParseLimits&
   const auto newer = in.integer("max_completion_tokens", 1, kMost);
   const auto max_tokens = newer ? newer : older;
   if (max_tokens) options.max_tokens = static_cast<int>(*max_tokens);
-  if (max_tokens && options.sampling.min_tokens > *max_tokens) {
+  options.default_max_tokens = limits.defaults.max_tokens.value_or(std::numeric_limits<int>::max());
+  if (options.sampling.min_tokens > options.max_tokens.value_or(options.default_max_tokens)) {
     in.fail("min_tokens", "min_tokens must not be greater than max_tokens");
   }
   in.unsupported("audio");
+  in.unsupported("echo");
   in.unsupported("chat_template");
   if (options.n > limits.max_choices) in.fail("n", fmt::format("n may be at most {}", limits.max_choices));
   if (in.failure()) return std::unexpected(*in.failure());
@@ -211,7 +213,7 @@ Result<Parsed<TokenizeRequest>> parse_tokenize(std::string_view body) {
   const auto document = JsonDocument::parse(body);
   if (!document) return std::unexpected(document.error());
   ObjectReader in(document->root(), "");
-  TokenizeRequest request{.model = in.string("model").value_or("")};
+  TokenizeRequest request{.model = in.string("model")};
   request.text = in.string("prompt");
   if (in.any("messages")) {
     request.chat = read_chat_prompt(in);
@@ -229,7 +231,7 @@ Result<Parsed<DetokenizeRequest>> parse_detokenize(std::string_view body, const 
   const auto document = JsonDocument::parse(body);
   if (!document) return std::unexpected(document.error());
   ObjectReader in(document->root(), "");
-  DetokenizeRequest request{.model = in.string("model").value_or("")};
+  DetokenizeRequest request{.model = in.string("model")};
   const bool given = in.any("tokens").has_value();
   request.tokens = in.token_ids("tokens", limits.vocab_size);
   if (!given) in.fail("tokens", "tokens is missing");

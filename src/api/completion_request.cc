@@ -74,13 +74,10 @@ Result<Parsed<CompletionRequest>> parse_completion(std::string_view body, const 
   if (const auto most = in.integer("max_tokens", request.echo ? 0 : 1, std::numeric_limits<int>::max())) {
     options.max_tokens = static_cast<int>(*most);
   }
-  if (options.sampling.min_tokens > options.max_tokens.value_or(kDefaultMaxTokens)) {
+  if (options.sampling.min_tokens > options.max_tokens.value_or(options.default_max_tokens)) {
     in.fail("min_tokens", "min_tokens must not be greater than max_tokens");
   }
   in.unsupported("suffix");
-  if (request.echo && options.stream && options.sampling.logprobs) {
-    in.fail("echo", "echo with logprobs cannot be streamed", ErrorKind::kUnsupported);
-  }
   if (request.prompts.size() * static_cast<size_t>(options.n) > static_cast<size_t>(limits.max_choices)) {
     in.fail("n", fmt::format("one request may ask for at most {} answers: prompts times n", limits.max_choices));
   }

@@ -69,7 +69,7 @@ void Generation::plan(const std::string& body, uint64_t random_seed) {
   const GenerationOptions& options = plan_.options;
   head_ = {.id = (chat_ ? "chatcmpl-" : "cmpl-") + request_id_,
            .created = static_cast<int64_t>(std::time(nullptr)),
-           .model = options.model.empty() ? context_.options.served_model_names.front() : options.model,
+           .model = options.model.value_or(context_.options.served_model_names.front()),
            .fingerprint = context_.fingerprint,
            .chat = chat_,
            .tokenizer = context_.backend.tokenizer,
@@ -148,11 +148,8 @@ void Generation::on_update(size_t index, Update update) {
   if (!plan_.answer_wanted) delta = {};
   if (answer.choice.finished()) answer_ended(index, error);
   if (closed_) return;
-  if (plan_.options.stream) {
-    stream(index, delta);
-  } else {
-    keep(answer, std::move(delta));
-  }
+  keep(answer, std::move(delta));
+  if (plan_.options.stream) stream(index);
   if (ended_ < answers_.size()) return;
   if (plan_.options.stream) {
     end_stream();
@@ -219,9 +216,8 @@ AnswerPiece Generation::piece_of(size_t index) const {
                     .finish_reason = answer.choice.finish_reason(),
                     .stop_reason = answer.choice.stop_reason(),
                     .echo = plan_.echo};
-  const auto n = static_cast<size_t>(plan_.options.n);
-  piece.prompt = plan_.prompts[index / n];
-  if (plan_.options.sampling.prompt_logprobs) piece.prompt_logprobs = answers_[index / n * n].prompt_logprobs;
+  piece.prompt = plan_.prompts[index / static_cast<size_t>(plan_.options.n)];
+  if (plan_.options.sampling.prompt_logprobs) piece.prompt_logprobs = answers_[first_answer(index)].prompt_logprobs;
   return piece;
 }
 
@@ -232,23 +228,46 @@ void Generation::start_stream() {
   exchange_->start(std::move(head));
 }
 
-void Generation::stream(size_t index, const Choice::Delta& delta) {
+void Generation::stream(size_t index) {
   start_stream();
+  send_chunk(index);
+  if (!echoes_logprobs() || index != first_answer(index)) return;
+  // Other answers to this prompt may have waited for its log-probabilities.
+  const size_t end = index + static_cast<size_t>(plan_.options.n);
+  for (size_t other = index + 1; other < end; ++other) {
+    if (!answers_[other].started && answers_[other].choice.tokens() > 0) send_chunk(other);
+  }
+}
+
+// An echoed prompt goes out with the first token, and with its log-probabilities where they are asked for.
+bool Generation::waits_for_echo(size_t index) const {
+  const auto begun = [&](size_t answer) {
+    return answers_[answer].choice.tokens() > 0 || answers_[answer].choice.finished();
+  };
+  return plan_.echo && (!begun(index) || (echoes_logprobs() && !begun(first_answer(index))));
+}
+
+// Sends what is kept of this answer, if that says anything to the client.
+void Generation::send_chunk(size_t index) {
+  if (waits_for_echo(index)) return;
   Answer& answer = answers_[index];
   AnswerPiece piece = piece_of(index);
-  // An echoed prompt waits here for the first piece.
-  const std::string text = std::exchange(answer.text, {}) + delta.text;
-  piece.text = text;
-  piece.tokens = delta.tokens;
+  piece.echo = plan_.echo && piece.first;
+  piece.text = answer.text;
+  piece.tokens = answer.tokens;
   const bool logprobs = plan_.options.sampling.logprobs.has_value();
-  if (logprobs) piece.logprobs = delta.logprobs;
-  const bool says_tokens = !delta.tokens.empty() && (logprobs || head_.return_token_ids);
-  if (text.empty() && !says_tokens && !answer.choice.finished()) return;
+  if (logprobs) piece.logprobs = answer.logprobs;
+  const bool says_tokens = !answer.tokens.empty() && (logprobs || head_.return_token_ids);
+  if (answer.text.empty() && !says_tokens && !answer.choice.finished()) return;
   std::optional<Usage> usage_now;
   if (plan_.options.include_usage && plan_.options.continuous_usage_stats) usage_now = usage();
   exchange_->write(sse_event(chunk_json(head_, piece, usage_now, plan_.options.include_usage)));
+  if (logprobs)
+    answer.text_offset += offset_of(head_, answer.tokens) + (piece.echo ? offset_of(head_, piece.prompt) : 0);
   answer.started = true;
-  if (logprobs) answer.text_offset += offset_of(head_, delta.tokens);
+  answer.text.clear();
+  answer.tokens.clear();
+  answer.logprobs.clear();
 }
 
 void Generation::end_stream() {

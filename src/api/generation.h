@@ -64,8 +64,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void fail(const Error& error);
   void on_update(size_t index, Update update);
   void time_tokens(Answer& answer);
-  void stream(size_t index, const Choice::Delta& delta);
   void keep(Answer& answer, Choice::Delta delta);
+  void stream(size_t index);
+  bool waits_for_echo(size_t index) const;
+  void send_chunk(size_t index);
   void answer_ended(size_t index, const std::optional<Error>& error);
   void start_stream();
   void end_stream();
@@ -74,6 +76,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void cancel_all();
   void log(int status) const;
 
+  bool echoes_logprobs() const { return plan_.echo && plan_.options.sampling.logprobs.has_value(); }
+  // The first answer to the same prompt: the one whose request brings the prompt's log-probabilities.
+  size_t first_answer(size_t index) const { return index - index % static_cast<size_t>(plan_.options.n); }
   std::string echo_text(size_t answer) const;
   AnswerPiece piece_of(size_t index) const;
   Usage usage() const;

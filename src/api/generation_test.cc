@@ -118,6 +118,99 @@ TEST_F(ServiceTest, EchoesThePrompt) {
   EXPECT_EQ(body["usage"]["completion_tokens"], 0);
 }
 
+// Each logprobs list of all chunks of an answer, put together.
+json joined_logprobs(const std::vector<json>& chunks, int index) {
+  json all = json::object();
+  for (const json& chunk : chunks) {
+    const json& choice = chunk["choices"][0];
+    if (choice["index"] != index) continue;
+    for (const auto& [name, list] : choice["logprobs"].items()) {
+      for (const json& item : list) all[name].push_back(item);
+    }
+  }
+  return all;
+}
+
+TEST_F(ServiceTest, StreamsAnEchoedPromptWithItsLogprobs) {
+  open();
+  const auto exchange =
+      submit("/v1/completions", R"({"prompt":"ab","echo":true,"logprobs":1,"stream":true,"temperature":0})");
+  EXPECT_EQ(engine_.request(0).sampling.prompt_logprobs, 1);
+  engine_.send(0, {.tokens = {'x'},
+                   .logprobs = {position('x', -0.5F, {{'y', -0.25F, 1}}, 2)},
+                   .prompt_logprobs = {position('b', -1.0F, {{'c', -0.5F, 1}}, 2)}});
+  engine_.send(0, {.tokens = {'y'}, .logprobs = {position('y', -2.0F, {})}, .finish = FinishReason::kLength});
+  const auto chunks = finish_stream(*exchange);
+  ASSERT_EQ(chunks.size(), 2U);
+  // vLLM's first chunk: the prompt and the first token together.
+  EXPECT_EQ(chunks[0]["choices"][0]["text"], "abx");
+  EXPECT_EQ(
+      chunks[0]["choices"][0]["logprobs"],
+      json::parse(
+          R"({"tokens":["a","b","x"],"token_logprobs":[null,-1.0,-0.5],"top_logprobs":[null,{"b":-1.0,"c":-0.5},{"x":-0.5,"y":-0.25}],"text_offset":[0,1,2]})"));
+  EXPECT_EQ(chunks[1]["choices"][0]["text"], "y");
+  EXPECT_EQ(chunks[1]["choices"][0]["logprobs"],
+            json::parse(R"({"tokens":["y"],"token_logprobs":[-2.0],"top_logprobs":[{"y":-2.0}],"text_offset":[3]})"));
+  EXPECT_FALSE(chunks[0]["choices"][0].contains("prompt_logprobs"));
+}
+
+TEST_F(ServiceTest, StreamsAnEchoAlone) {
+  open();
+  for (const char* logprobs : {"", R"(,"logprobs":0)"}) {
+    const size_t id = engine_.asked();
+    const auto exchange = submit(
+        "/v1/completions", R"({"prompt":"ab","echo":true,"stream":true,"max_tokens":0)" + std::string(logprobs) + "}");
+    engine_.send(id, {.tokens = {'x'},
+                      .logprobs = {position('x', -0.5F, {})},
+                      .prompt_logprobs = {position('b', -1.0F, {})},
+                      .finish = FinishReason::kLength});
+    const auto chunks = finish_stream(*exchange);
+    ASSERT_EQ(chunks.size(), 1U);
+    EXPECT_EQ(chunks[0]["choices"][0]["text"], "ab");
+    EXPECT_EQ(chunks[0]["choices"][0]["finish_reason"], "length");
+    if (*logprobs != 0) {
+      EXPECT_EQ(chunks[0]["choices"][0]["logprobs"]["tokens"], json::parse(R"(["a","b"])"));
+    }
+  }
+}
+
+// With n answers only the first request brings the prompt's log-probabilities: the others wait, whoever comes first.
+TEST_F(ServiceTest, StreamsTheEchoOfAllAnswersInAnyOrder) {
+  open();
+  const std::vector<std::vector<size_t>> orders = {
+      {0, 1, 2, 0, 1, 2}, {2, 1, 0, 2, 1, 0}, {1, 1, 2, 2, 0, 0}, {1, 0, 0, 1, 2, 2}};
+  for (const auto& order : orders) {
+    const size_t base = engine_.asked();
+    const auto exchange =
+        submit("/v1/completions", R"({"prompt":"ab","n":3,"echo":true,"logprobs":0,"stream":true,"temperature":0})", 3);
+    std::vector<int> sent(3, 0);
+    for (const size_t answer : order) {
+      const auto token = static_cast<TokenId>('p' + answer);
+      Update update{.tokens = {token}, .logprobs = {position(token, -0.5F, {})}};
+      if (sent[answer]++ == 0 && answer == 0) update.prompt_logprobs = {position('b', -1.0F, {})};
+      if (sent[answer] == 2) update.finish = FinishReason::kLength;
+      engine_.send(base + answer, std::move(update));
+    }
+    const auto chunks = finish_stream(*exchange);
+    for (int answer = 0; answer < 3; ++answer) {
+      std::string text;
+      int endings = 0;
+      for (const json& chunk : chunks) {
+        if (chunk["choices"][0]["index"] != answer) continue;
+        text += chunk["choices"][0]["text"].get<std::string>();
+        endings += chunk["choices"][0]["finish_reason"].is_null() ? 0 : 1;
+      }
+      const std::string name(1, static_cast<char>('p' + answer));
+      EXPECT_EQ(text, "ab" + name + name);
+      EXPECT_EQ(endings, 1);
+      const json logprobs = joined_logprobs(chunks, answer);
+      EXPECT_EQ(logprobs["tokens"], json::array({"a", "b", name, name}));
+      EXPECT_EQ(logprobs["token_logprobs"], json::parse("[null,-1.0,-0.5,-0.5]"));
+      EXPECT_EQ(logprobs["text_offset"], json::parse("[0,1,2,3]"));
+    }
+  }
+}
+
 TEST_F(ServiceTest, EndsAtAStopStringAndCancelsTheRest) {
   open();
   const auto exchange = submit("/v1/completions", R"({"prompt":"a","stop":["END","\n"],"return_token_ids":true})");

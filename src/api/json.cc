@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -55,18 +56,74 @@ bool says_nothing(Json value) {
   }
 }
 
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// What JSON calls a number, in a run of the characters that numbers are made of.
+bool is_number(std::string_view token) {
+  if (token.starts_with('-')) token.remove_prefix(1);
+  if (token.empty() || !is_digit(token[0]) || (token.size() > 1 && token[0] == '0' && is_digit(token[1]))) return false;
+  const size_t point = token.find('.');
+  if (point != token.npos && (point + 1 == token.size() || !is_digit(token[point + 1]))) return false;
+  double value = 0;
+  return std::from_chars(token.data(), token.data() + token.size(), value).ptr == token.data() + token.size();
+}
+
+// The nearest double of a number that is too large for the parser, or nothing.
+std::optional<double> too_large(std::string_view token) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), value);
+  if (error == std::errc::result_out_of_range) {
+    if (token.find('-', 1) != token.npos) return std::nullopt;  // too small: that is 0
+    return token[0] == '-' ? std::numeric_limits<double>::lowest() : std::numeric_limits<double>::max();
+  }
+  constexpr double kUnsignedEnd = 18446744073709551616.0, kSignedEnd = -9223372036854775808.0;
+  const bool integer = token.find_first_of(".eE") == token.npos;
+  if (integer && (value >= kUnsignedEnd || value <= kSignedEnd)) return value;
+  return std::nullopt;
+}
+
+// The parser stops at a number that 64 bits cannot hold, and does not say where. Here such numbers become the nearest
+// doubles, so that the check of their own field refuses them by name. Nothing if there are none.
+std::optional<std::string> with_smaller_numbers(std::string_view text) {
+  std::string out;
+  size_t copied = 0;
+  bool in_string = false;
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (text[at] == '"') in_string = !in_string;
+    if (in_string && text[at] == '\\') ++at;
+    if (in_string || (text[at] != '-' && !is_digit(text[at]))) continue;
+    const std::string_view token =
+        text.substr(at, std::min(text.find_first_not_of("0123456789+-.eE", at), text.size()) - at);
+    const auto value = is_number(token) ? too_large(token) : std::nullopt;
+    if (value) {
+      out += text.substr(copied, at - copied);
+      out += fmt::format("{:e}", *value);
+      copied = at + token.size();
+    }
+    at += token.size() - 1;
+  }
+  if (copied == 0) return std::nullopt;
+  return out += text.substr(copied);
+}
+
 }  // namespace
 
 Result<JsonDocument> JsonDocument::parse(std::string_view text, size_t max_depth) {
   JsonDocument document;
   document.parser_ = std::make_unique<simdjson::dom::parser>();
-  auto error = document.parser_->allocate(std::max<size_t>(text.size(), 1), max_depth);
-  if (!error) error = document.parser_->parse(text.data(), text.size()).get(document.root_);
+  const auto read = [&](std::string_view json) {
+    const auto error = document.parser_->allocate(std::max<size_t>(json.size(), 1), max_depth);
+    return error ? error : document.parser_->parse(json.data(), json.size()).get(document.root_);
+  };
+  auto error = read(text);
+  if (error == simdjson::NUMBER_ERROR) {
+    if (const auto smaller = with_smaller_numbers(text)) error = read(*smaller);
+  }
   if (error == simdjson::DEPTH_ERROR) {
     return invalid(fmt::format("the JSON is nested more than {} levels deep", max_depth), {});
   }
   if (error == simdjson::UTF8_ERROR) return invalid("the JSON is not valid UTF-8", {});
-  if (error) return invalid(fmt::format("the body is no valid JSON: {}", simdjson::error_message(error)), {});
+  if (error) return invalid(fmt::format("the JSON is not valid: {}", simdjson::error_message(error)), {});
   if (const auto twice = duplicate_member(document.root_)) {
     return invalid(fmt::format("the JSON has the member {} twice in one object", in_quotes(*twice)), *twice);
   }

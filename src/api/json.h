@@ -22,7 +22,7 @@ inline constexpr size_t kMaxJsonDepth = 128;
 
 class JsonDocument {
  public:
-  // kInvalidRequest that says what is wrong. `text` is copied.
+  // kInvalidRequest that says what is wrong. `text` is copied. Numbers beyond 64 bits are read as the nearest double.
   static Result<JsonDocument> parse(std::string_view text, size_t max_depth = kMaxJsonDepth);
   Json root() const { return root_; }
 

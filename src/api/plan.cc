@@ -20,7 +20,8 @@ constexpr size_t kQuicklyDone = 1 << 20;
 ParseLimits limits_of(const Backend& backend, const ServiceOptions& service) {
   return {.vocab_size = backend.info->vocab_size,
           .max_model_len = backend.info->max_model_len,
-          .max_choices = service.max_choices};
+          .max_choices = service.max_choices,
+          .defaults = service.sampling_defaults};
 }
 
 std::unexpected<Error> invalid(std::string message, std::string param) {
@@ -61,15 +62,6 @@ Result<std::string> without_end(std::string rendered, std::string_view final_con
   if (std::string_view(rendered).substr(end).starts_with(tail)) end += tail.size();
   rendered.resize(end);
   return rendered;
-}
-
-// Text so long that it cannot fit, whatever its tokens, is refused before it costs any work.
-Result<void> check_size(std::string_view text, const char* param, const Backend& backend) {
-  const size_t most = std::max(kQuicklyDone, static_cast<size_t>(backend.info->max_model_len) * kLongestPiece);
-  if (text.size() <= most) return {};
-  return invalid(fmt::format("the prompt has {} bytes, far more than the {} tokens of the model's length can hold",
-                             text.size(), backend.info->max_model_len),
-                 param);
 }
 
 Result<std::vector<TokenId>> tokenize_prompt(const Prompt& prompt, bool add_special, const GenerationOptions& options,
@@ -163,20 +155,27 @@ Request Plan::request(size_t answer) const {
                   .cache_salt = options.cache_salt};
   request.sampling.seed = seed;
   request.sampling.choice = static_cast<int>(answer % n);
-  const int fallback = chat ? INT32_MAX : kDefaultMaxTokens;
-  request.sampling.max_tokens = std::max(options.max_tokens.value_or(fallback), 1);
+  request.sampling.max_tokens = std::max(options.max_tokens.value_or(options.default_max_tokens), 1);
   // All answers of a prompt share its log-probabilities: the first brings them.
   if (answer % n != 0) request.sampling.prompt_logprobs.reset();
   return request;
 }
 
-Result<void> check_model(const std::string& model, const ServiceOptions& service) {
+Result<void> check_model(const std::optional<std::string>& model, const ServiceOptions& service) {
   const auto& names = service.served_model_names;
-  if (model.empty() || std::ranges::find(names, model) != names.end()) return {};
+  if (!model || std::ranges::find(names, *model) != names.end()) return {};
   return fail(
       ErrorKind::kNotFound,
-      fmt::format("the model {} does not exist here; this server has {}", in_quotes(model), in_quotes(names.front())),
+      fmt::format("the model {} does not exist here; this server has {}", in_quotes(*model), in_quotes(names.front())),
       "model");
+}
+
+Result<void> check_size(std::string_view text, const char* param, const Backend& backend) {
+  const size_t most = std::max(kQuicklyDone, static_cast<size_t>(backend.info->max_model_len) * kLongestPiece);
+  if (text.size() <= most) return {};
+  return invalid(fmt::format("the prompt has {} bytes, far more than the {} tokens of the model's length can hold",
+                             text.size(), backend.info->max_model_len),
+                 param);
 }
 
 Result<std::vector<TokenId>> tokenize_text(std::string_view text, bool add_special, const Backend& backend) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,10 +36,12 @@ Result<Plan> plan_completion(std::string_view body, const Backend& backend, cons
 Result<Plan> plan_chat(std::string_view body, const Backend& backend, const ServiceOptions& service,
                        uint64_t random_seed);
 
-// kNotFound unless `model` is empty or a served name.
-Result<void> check_model(const std::string& model, const ServiceOptions& service);
+// kNotFound if `model` is given and no served name.
+Result<void> check_model(const std::optional<std::string>& model, const ServiceOptions& service);
 // The ids of a chat as its template renders it.
 Result<std::vector<TokenId>> tokenize_chat(const ChatPrompt& chat, const Backend& backend);
+// Text so long that it cannot fit, whatever its tokens, is refused before it costs any work; `param` is its field.
+Result<void> check_size(std::string_view text, const char* param, const Backend& backend);
 Result<std::vector<TokenId>> tokenize_text(std::string_view text, bool add_special, const Backend& backend);
 
 }  // namespace quire::api

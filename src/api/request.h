@@ -17,10 +17,27 @@
 
 namespace quire::api {
 
+// How tokens are chosen where somebody says so: a request, or the model's makers in generation_config.json, who are
+// asked where the request is silent. What neither says is as SamplingParams has it.
+struct SamplingDefaults {
+  std::optional<float> temperature = {};
+  std::optional<float> top_p = {};
+  std::optional<int> top_k = {};
+  std::optional<float> min_p = {};
+  std::optional<float> repetition_penalty = {};
+  std::optional<int> max_tokens = {};  // of a chat; max_new_tokens in the file
+};
+
+// Reads generation_config.json. kCorruptFile names the key whose value no request might have.
+Result<SamplingDefaults> parse_generation_config(std::string_view json);
+// "temperature 0.6, top_k 20"; empty if nothing is said.
+std::string describe(const SamplingDefaults& defaults);
+
 struct ParseLimits {
   int64_t vocab_size = 0;
   int64_t max_model_len = 0;  // tokens
   int max_choices = 1024;     // prompts times n
+  SamplingDefaults defaults = {};
 };
 
 inline constexpr int kDefaultMaxTokens = 16;  // of a completion; a chat goes on to the end of the context
@@ -29,10 +46,11 @@ using Prompt = std::variant<std::string, std::vector<TokenId>>;
 
 // What both kinds of completion share.
 struct GenerationOptions {
-  std::string model;             // empty: not named
+  std::optional<std::string> model = {};
   SamplingParams sampling = {};  // all but seed, choice and max_tokens
   std::optional<uint64_t> seed = {};
   std::optional<int> max_tokens = {};
+  int default_max_tokens = kDefaultMaxTokens;  // where max_tokens is not given; less if the model's length ends before
   int n = 1;
   bool stream = false;
   bool include_usage = false;           // a last chunk with usage
@@ -72,7 +90,7 @@ struct ChatRequest {
 };
 
 struct TokenizeRequest {
-  std::string model;
+  std::optional<std::string> model = {};
   std::optional<std::string> text = {};  // or
   std::optional<ChatPrompt> chat = {};
   bool add_special_tokens = true;
@@ -80,7 +98,7 @@ struct TokenizeRequest {
 };
 
 struct DetokenizeRequest {
-  std::string model;
+  std::optional<std::string> model = {};
   std::vector<TokenId> tokens = {};
 };
 

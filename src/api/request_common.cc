@@ -76,19 +76,35 @@ void read_seed(ObjectReader& in, GenerationOptions& options) {
   }
 }
 
+std::optional<float> read_float(ObjectReader& in, std::string_view name, double low, double high) {
+  const auto value = in.number(name, low, high);
+  return value ? std::optional(static_cast<float>(*value)) : std::nullopt;
+}
+
+// What requests and generation_config.json have in common, all but max_tokens.
+SamplingDefaults read_common_sampling(ObjectReader& in) {
+  SamplingDefaults read{.temperature = read_float(in, "temperature", 0, kMaxTemperature),
+                        .top_p = read_float(in, "top_p", 0, 1),
+                        .min_p = read_float(in, "min_p", 0, 1),
+                        .repetition_penalty = read_float(in, "repetition_penalty", 0.01, 100)};
+  if (read.top_p && *read.top_p <= 0) in.fail("top_p", "top_p must be greater than 0 and at most 1");
+  if (const auto top_k = in.integer("top_k", -1, std::numeric_limits<int>::max()))
+    read.top_k = static_cast<int>(std::max<int64_t>(*top_k, 0));
+  return read;
+}
+
 void read_sampling(ObjectReader& in, const ParseLimits& limits, SamplingParams& sampling) {
-  const auto number = [&](std::string_view name, double low, double high, float& into) {
-    if (const auto value = in.number(name, low, high)) into = static_cast<float>(*value);
+  const auto settle = [](const auto& asked, const auto& otherwise, auto& into) {
+    if (const auto& value = asked ? asked : otherwise) into = *value;
   };
-  number("temperature", 0, kMaxTemperature, sampling.temperature);
-  number("top_p", 0, 1, sampling.top_p);
-  if (sampling.top_p <= 0) in.fail("top_p", "top_p must be greater than 0 and at most 1");
-  number("min_p", 0, 1, sampling.min_p);
-  number("presence_penalty", -2, 2, sampling.presence_penalty);
-  number("frequency_penalty", -2, 2, sampling.frequency_penalty);
-  number("repetition_penalty", 0.01, 100, sampling.repetition_penalty);
-  const int64_t top_k = in.integer("top_k", -1, std::numeric_limits<int>::max()).value_or(0);
-  sampling.top_k = static_cast<int>(std::max<int64_t>(top_k, 0));
+  const SamplingDefaults asked = read_common_sampling(in);
+  settle(asked.temperature, limits.defaults.temperature, sampling.temperature);
+  settle(asked.top_p, limits.defaults.top_p, sampling.top_p);
+  settle(asked.top_k, limits.defaults.top_k, sampling.top_k);
+  settle(asked.min_p, limits.defaults.min_p, sampling.min_p);
+  settle(asked.repetition_penalty, limits.defaults.repetition_penalty, sampling.repetition_penalty);
+  sampling.presence_penalty = read_float(in, "presence_penalty", -2, 2).value_or(0);
+  sampling.frequency_penalty = read_float(in, "frequency_penalty", -2, 2).value_or(0);
   sampling.min_tokens = static_cast<int>(in.integer("min_tokens", 0, limits.max_model_len).value_or(0));
   sampling.ignore_eos = in.boolean("ignore_eos").value_or(false);
   sampling.allowed_token_ids = read_token_set(in, "allowed_token_ids", limits);
@@ -123,20 +139,49 @@ void refuse_unsupported(ObjectReader& in) {
   if (!format) return;
   ObjectReader reader(*format, "response_format.");
   const auto type = reader.string("type");
+  if (!type) reader.fail("type", "response_format.type is missing; it may be \"text\" here");
   if (reader.failure()) return in.fail("response_format", reader.failure()->message);
   if (type != "text") {
     in.fail("response_format",
-            fmt::format("response_format of type {} is not supported by this server, only \"text\"",
-                        in_quotes(type.value_or(""))),
+            fmt::format("response_format of type {} is not supported by this server, only \"text\"", in_quotes(*type)),
             ErrorKind::kUnsupported);
   }
 }
 
 }  // namespace
 
+Result<SamplingDefaults> parse_generation_config(std::string_view json) {
+  const auto wrong = [](const Error& error) {
+    return quire::fail(ErrorKind::kCorruptFile, "generation_config.json: " + error.message, error.param);
+  };
+  const auto document = JsonDocument::parse(json);
+  if (!document) return wrong(document.error());
+  if (!document->root().is_object()) return wrong({ErrorKind::kCorruptFile, "it must hold a JSON object"});
+  ObjectReader in(document->root(), "");
+  SamplingDefaults defaults = read_common_sampling(in);
+  if (const auto most = in.integer("max_new_tokens", 1, std::numeric_limits<int>::max()))
+    defaults.max_tokens = static_cast<int>(*most);
+  if (in.failure()) return wrong(*in.failure());
+  return defaults;
+}
+
+std::string describe(const SamplingDefaults& defaults) {
+  std::string text;
+  const auto add = [&](const char* name, const auto& value) {
+    if (value) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, *value);
+  };
+  add("temperature", defaults.temperature);
+  add("top_p", defaults.top_p);
+  add("top_k", defaults.top_k);
+  add("min_p", defaults.min_p);
+  add("repetition_penalty", defaults.repetition_penalty);
+  add("max_tokens", defaults.max_tokens);
+  return text;
+}
+
 GenerationOptions read_options(ObjectReader& in, const ParseLimits& limits) {
   GenerationOptions options;
-  options.model = in.string("model").value_or("");
+  options.model = in.string("model");
   read_sampling(in, limits, options.sampling);
   read_seed(in, options);
   options.n = static_cast<int>(in.integer("n", 1, kMaxN).value_or(1));
@@ -160,7 +205,9 @@ GenerationOptions read_options(ObjectReader& in, const ParseLimits& limits) {
     in.fail("cache_salt", fmt::format("cache_salt may have at most {} bytes", kMaxSaltBytes));
   in.string("user");
   if (options.stream && options.sampling.prompt_logprobs) {
-    in.fail("prompt_logprobs", "prompt_logprobs cannot be streamed: leave out stream or prompt_logprobs");
+    in.fail("prompt_logprobs",
+            "prompt_logprobs are part of a whole answer only, so they cannot be had with stream; a completion streams "
+            "the prompt's log-probabilities with echo and logprobs");
   }
   refuse_unsupported(in);
   return options;

@@ -148,7 +148,7 @@ TEST(Completion, RefusesByName) {
       {with(R"("n":2,"best_of":3)"), "best_of", "equal n"},
       {with(R"("temperature":-0.5)"), "temperature", "from 0"},
       {with(R"("temperature":"hot")"), "temperature", "number"},
-      {with(R"("temperature":1e999)"), "", "JSON"},
+      {with(R"("temperature":1e999)"), "temperature", "from 0 to 100"},
       {with(R"("top_p":0)"), "top_p", "greater than 0"},
       {with(R"("top_p":1.5)"), "top_p", "from 0 to 1"},
       {with(R"("top_k":-2)"), "top_k", "from -1"},
@@ -158,7 +158,7 @@ TEST(Completion, RefusesByName) {
       {with(R"("repetition_penalty":0)"), "repetition_penalty", "from 0.01 to 100"},
       {with(R"("repetition_penalty":101)"), "repetition_penalty", "from 0.01 to 100"},
       {with(R"("seed":1.5)"), "seed", "64 bits"},
-      {with(R"("seed":18446744073709551616)"), "", "JSON"},
+      {with(R"("seed":18446744073709551616)"), "seed", "64 bits"},
       {with(R"("stop":"")"), "stop", "empty"},
       {with(R"("stop":["a",1])"), "stop", "stop[1]"},
       {with(R"("stop":")" + std::string(2000, 'a') + "\""), "stop", "1024"},
@@ -184,6 +184,9 @@ TEST(Completion, RefusesByName) {
       {with(R"("truncate_prompt_tokens":0)"), "truncate_prompt_tokens", "-1"},
       {with(R"("response_format":{"type":"json_object"})"), "response_format", "json_object"},
       {with(R"("response_format":7)"), "response_format", "object"},
+      {with(R"("response_format":{})"), "response_format", "response_format.type is missing"},
+      {with(R"("response_format":{"type":null})"), "response_format", "response_format.type is missing"},
+      {with(R"("response_format":{"type":7})"), "response_format", "response_format.type must be a string"},
       {with(R"("guided_json":{"type":"object"})"), "guided_json", "not supported"},
       {with(R"("structured_outputs":{"regex":"a"})"), "structured_outputs", "not supported"},
       {with(R"("use_beam_search":true)"), "use_beam_search", "not supported"},
@@ -197,6 +200,79 @@ TEST(Completion, RefusesByName) {
     ASSERT_FALSE(parsed.has_value()) << bad.body;
     EXPECT_EQ(parsed.error().param, bad.param) << bad.body;
     EXPECT_NE(parsed.error().message.find(bad.says), std::string::npos) << bad.body << "\n" << parsed.error().message;
+  }
+}
+
+// Numbers that no 64 bits hold, wherever a number may stand: the error names the field as for any other wrong value.
+TEST(Completion, NamesTheFieldOfANumberThatIsTooLarge) {
+  const std::vector<std::string> numbers = {"18446744073709551616",
+                                            "-9223372036854775809",
+                                            "1180591620717411303424",
+                                            "-" + std::string(400, '9'),
+                                            std::string(5000, '1'),
+                                            "1e999",
+                                            "-1E+400",
+                                            "123456789012345678901234567890.5e400"};
+  for (const char* name : {"max_tokens",
+                           "n",
+                           "best_of",
+                           "temperature",
+                           "top_p",
+                           "top_k",
+                           "min_p",
+                           "presence_penalty",
+                           "frequency_penalty",
+                           "repetition_penalty",
+                           "seed",
+                           "min_tokens",
+                           "ignore_eos",
+                           "logprobs",
+                           "prompt_logprobs",
+                           "stream",
+                           "truncate_prompt_tokens",
+                           "priority",
+                           "prompt",
+                           "stop",
+                           "stop_token_ids",
+                           "allowed_token_ids",
+                           "cache_salt",
+                           "model",
+                           "echo",
+                           "response_format"}) {
+    for (const std::string& number : numbers) {
+      const std::string prompt = std::string_view(name) == "prompt" ? "" : R"("prompt":"a \" 99999999999999999999 [",)";
+      const auto parsed = completion("{" + prompt + "\"" + name + "\":" + number + "}");
+      ASSERT_FALSE(parsed.has_value()) << name << " " << number;
+      EXPECT_EQ(parsed.error().param, name) << number << "\n" << parsed.error().message;
+      EXPECT_LT(parsed.error().message.size(), 200U) << parsed.error().message;
+    }
+  }
+  for (const std::string& number : numbers) {
+    EXPECT_EQ(completion("{\"prompt\":[1," + number + "]}").error().param, "prompt");
+    EXPECT_EQ(completion(with("\"stop_token_ids\":[" + number + "]")).error().param, "stop_token_ids");
+    EXPECT_EQ(completion(with("\"logit_bias\":{\"1\":" + number + "}")).error().param, "logit_bias");
+    const auto ignored = completion(with("\"future\":[" + number + "]"));
+    ASSERT_TRUE(ignored.has_value()) << ignored.error().message;
+    EXPECT_EQ(ignored->ignored_fields, std::vector<std::string>{"future"});
+    EXPECT_EQ(std::get<std::string>(ignored->request.prompts[0]), "x");
+  }
+  // What is no number stays bad JSON, also beside one that is too large.
+  for (const char* wrong : {"01", "-", "1.", ".5", "1e", "+1", "0123456789012345678901234", "1.e999", "--1", "1-1",
+                            "18446744073709551616x", "1e999e1"}) {
+    const auto parsed = completion(with("\"seed\":18446744073709551616,\"n\":" + std::string(wrong)));
+    ASSERT_FALSE(parsed.has_value()) << wrong;
+    EXPECT_EQ(parsed.error().param, "") << wrong;
+    EXPECT_NE(parsed.error().message.find("JSON"), std::string::npos) << wrong;
+  }
+}
+
+TEST(Completion, StreamsAnEchoWithLogprobsButNoPromptLogprobs) {
+  EXPECT_TRUE(completion(with(R"("echo":true,"logprobs":2,"stream":true)")).has_value());
+  for (const char* count : {"0", "1", "20"}) {
+    const auto parsed = completion(with("\"stream\":true,\"prompt_logprobs\":" + std::string(count)));
+    ASSERT_FALSE(parsed.has_value()) << count;
+    EXPECT_EQ(parsed.error().param, "prompt_logprobs");
+    EXPECT_NE(parsed.error().message.find("echo and logprobs"), std::string::npos);
   }
 }
 
@@ -225,6 +301,67 @@ TEST(Completion, RefusesObjectsOfEndlessMembers) {
   const auto parsed = completion(body + "}");
   ASSERT_FALSE(parsed.has_value());
   EXPECT_NE(parsed.error().message.find("members"), std::string::npos);
+}
+
+TEST(GenerationConfig, GivesDefaultsThatRequestsOverride) {
+  const auto file = parse_generation_config(
+      R"({"_from_model_config":true,"eos_token_id":[1,2],"do_sample":true,"temperature":0.25,"top_k":-1,"top_p":0.5,
+          "min_p":0.125,"repetition_penalty":1.5,"max_new_tokens":9,"bos_token_id":null,"transformers_version":"5.0.0"})");
+  ASSERT_TRUE(file.has_value()) << file.error().message;
+  EXPECT_EQ(describe(*file), "temperature 0.25, top_p 0.5, top_k 0, min_p 0.125, repetition_penalty 1.5, max_tokens 9");
+  ParseLimits limits = kLimits;
+  limits.defaults = *file;
+  const auto silent = parse_completion(R"({"prompt":"x","temperature":null})", limits)->request.options;
+  EXPECT_EQ(silent.sampling.temperature, 0.25F);
+  EXPECT_EQ(silent.sampling.top_p, 0.5F);
+  EXPECT_EQ(silent.sampling.top_k, 0);
+  EXPECT_EQ(silent.sampling.min_p, 0.125F);
+  EXPECT_EQ(silent.sampling.repetition_penalty, 1.5F);
+  EXPECT_EQ(silent.default_max_tokens, kDefaultMaxTokens);  // vLLM's own, in spite of the file
+  const auto spoken = parse_completion(
+      R"({"prompt":"x","temperature":1,"top_p":1,"top_k":7,"min_p":0,"repetition_penalty":1,"max_tokens":99})", limits);
+  const SamplingParams& asked = spoken->request.options.sampling;
+  EXPECT_EQ(asked.temperature, 1.0F);
+  EXPECT_EQ(asked.top_p, 1.0F);
+  EXPECT_EQ(asked.top_k, 7);
+  EXPECT_EQ(asked.min_p, 0.0F);
+  EXPECT_EQ(asked.repetition_penalty, 1.0F);
+  EXPECT_EQ(spoken->request.options.max_tokens, 99);  // a default is no limit
+  const std::string hi = R"("messages":[{"role":"user","content":"hi"}])";
+  EXPECT_EQ(parse_chat("{" + hi + "}", limits)->request.options.default_max_tokens, 9);
+  EXPECT_EQ(parse_chat("{" + hi + R"(,"min_tokens":10})", limits).error().param, "min_tokens");
+  EXPECT_EQ(parse_chat("{" + hi + "}", kLimits)->request.options.default_max_tokens, INT32_MAX);
+}
+
+TEST(GenerationConfig, SaysNothingWhereTheFileSaysNothing) {
+  for (const char* text : {"{}", R"({"eos_token_id":2,"temperature":null,"top_k":null,"max_new_tokens":null})"}) {
+    const auto file = parse_generation_config(text);
+    ASSERT_TRUE(file.has_value()) << text;
+    EXPECT_EQ(describe(*file), "");
+  }
+}
+
+TEST(GenerationConfig, NamesTheKeyOfAWrongValue) {
+  const std::vector<std::pair<const char*, std::vector<const char*>>> wrong = {
+      {"temperature", {"-0.5", "101", "\"hot\"", "true", "[1]", "{}", "1e999"}},
+      {"top_p", {"0", "-1", "1.5", "\"1\"", "false"}},
+      {"top_k", {"-2", "1.5", "\"5\"", "true", "4294967296", "18446744073709551616"}},
+      {"min_p", {"-0.1", "2", "\"0\""}},
+      {"repetition_penalty", {"0", "101", "\"1\"", "[]"}},
+      {"max_new_tokens", {"0", "-1", "1.5", "\"9\"", "true", "4294967296"}}};
+  for (const auto& [key, values] : wrong) {
+    for (const char* value : values) {
+      const auto parsed = parse_generation_config("{\"" + std::string(key) + "\":" + value + "}");
+      ASSERT_FALSE(parsed.has_value()) << key << " " << value;
+      EXPECT_EQ(parsed.error().kind, ErrorKind::kCorruptFile);
+      EXPECT_EQ(parsed.error().param, key);
+      EXPECT_TRUE(parsed.error().message.starts_with("generation_config.json: " + std::string(key)))
+          << parsed.error().message;
+    }
+  }
+  for (const char* text : {"", "[]", "3", "{", "{\"top_k\":1,\"top_k\":2}"}) {
+    EXPECT_TRUE(parse_generation_config(text).error().message.starts_with("generation_config.json: ")) << text;
+  }
 }
 
 TEST(Chat, NormalisesMessages) {
@@ -289,6 +426,10 @@ TEST(Chat, RefusesByName) {
       {chat_with(R"("chat_template_kwargs":[])"), "chat_template_kwargs", "object"},
       {chat_with(R"("chat_template_kwargs":{"tools":[]})"), "chat_template_kwargs", "tools"},
       {chat_with(R"("functions":[{"name":"f"}])"), "functions", "not supported"},
+      {chat_with(R"("echo":true)"), "echo", "not supported"},
+      {chat_with(R"("stream":true,"prompt_logprobs":1)"), "prompt_logprobs", "stream"},
+      {chat_with(R"("top_logprobs":18446744073709551616)"), "top_logprobs", "integer"},
+      {chat_with(R"("max_completion_tokens":1e400)"), "max_completion_tokens", "integer"},
   };
   for (const Bad& bad : all) {
     const auto parsed = chat(bad.body);

@@ -24,6 +24,7 @@ namespace quire::api {
 namespace {
 
 constexpr std::string_view kVersion = QUIRE_VERSION;
+constexpr size_t kDetokenizedInAnyCase = 1 << 16;  // ids, however short the model's length
 
 Sha256Digest digest_of(std::string_view text) { return sha256(std::as_bytes(std::span(text.data(), text.size()))); }
 
@@ -85,7 +86,7 @@ std::optional<RouteEntry> find_route(std::string_view path) {
   for (const RouteEntry& entry : kRoutes) {
     if (entry.path == path) return entry;
   }
-  if (path.starts_with(kModelPrefix)) return RouteEntry{path, "GET", Route::kModel};
+  if (path.starts_with(kModelPrefix) && path != kModelPrefix) return RouteEntry{path, "GET", Route::kModel};
   if (find_page_file(path)) return RouteEntry{path, "GET", Route::kPage};
   return std::nullopt;
 }
@@ -94,6 +95,16 @@ std::optional<RouteEntry> find_route(std::string_view path) {
 bool is_json(std::string_view content_type) {
   const std::string_view type = content_type.substr(0, content_type.find(';'));
   return type.substr(0, type.find_last_not_of(' ') + 1) == "application/json";
+}
+
+// Whether the body comes as it is, not compressed.
+bool is_plain(const Headers& headers) {
+  return std::ranges::none_of(headers, [](const auto& header) {
+    std::string coding = header.second;
+    std::ranges::transform(coding, coding.begin(),
+                           [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+    return header.first == "content-encoding" && !coding.empty() && coding != "identity";
+  });
 }
 
 }  // namespace
@@ -112,7 +123,9 @@ class Service::Impl {
   void open(Backend backend) {
     backend_ = std::move(backend);
     metrics_.emplace(backend_.info->max_model_len);
-    const std::string digests = backend_.info->fingerprint + "/" + backend_.text_digest;
+    std::string digests = backend_.info->fingerprint + "/" + backend_.text_digest;
+    const std::string defaults = describe(options_.sampling_defaults);
+    if (!defaults.empty()) digests += "/" + defaults;
     context_.emplace(
         GenerationContext{options_, backend_, *metrics_, pool_, "quire-" + hex(digest_of(digests)).substr(0, 32)});
     open_.store(true, std::memory_order_release);
@@ -171,6 +184,11 @@ std::optional<HttpResponse> Service::Impl::admit(const HttpRequest& head) {
   if (entry->method == "POST" && !is_json(head.header("content-type"))) {
     return error_response({.status = 415,
                            .message = "the Content-Type of a request must be application/json",
+                           .code = "unsupported_media_type"});
+  }
+  if (entry->method == "POST" && !is_plain(head.headers)) {
+    return error_response({.status = 415,
+                           .message = "the body must not be compressed: the only Content-Encoding is identity",
                            .code = "unsupported_media_type"});
   }
   return std::nullopt;
@@ -271,6 +289,10 @@ HttpResponse Service::Impl::tokenize(const std::string& body) const {
   if (!parsed) return error_response(api_error(parsed.error()));
   const TokenizeRequest& request = parsed->request;
   if (auto known = check_model(request.model, options_); !known) return error_response(api_error(known.error()));
+  if (request.text) {
+    if (auto fits = check_size(*request.text, "prompt", backend_); !fits)
+      return error_response(api_error(fits.error()));
+  }
   const auto ids = request.chat ? tokenize_chat(*request.chat, backend_)
                                 : tokenize_text(*request.text, request.add_special_tokens, backend_);
   if (!ids) return error_response(api_error(ids.error()));
@@ -299,7 +321,14 @@ HttpResponse Service::Impl::detokenize(const std::string& body) const {
   if (backend_.tokenizer == nullptr) {
     return error_response({.status = 400, .message = "this model has no tokenizer", .code = "unsupported"});
   }
-  const auto text = backend_.tokenizer->decode(parsed->request.tokens, false);
+  const std::vector<TokenId>& tokens = parsed->request.tokens;
+  const size_t most = std::max(kDetokenizedInAnyCase, static_cast<size_t>(backend_.info->max_model_len));
+  if (tokens.size() > most) {
+    return error_response({.status = 400,
+                           .message = fmt::format("tokens may hold at most {} ids, not {}", most, tokens.size()),
+                           .param = "tokens"});
+  }
+  const auto text = backend_.tokenizer->decode(tokens, false);
   if (!text) return error_response(api_error(text.error()));
   HttpResponse response;
   JsonWriter json(response.body);

@@ -17,6 +17,7 @@
 
 #include "api/backend.h"
 #include "api/http.h"
+#include "api/request.h"
 
 namespace quire::api {
 
@@ -30,6 +31,7 @@ struct ServiceOptions {
   int max_choices = 1024;                             // answers of one request: prompts times n
   size_t max_prompt_tokens = 4 << 20;                 // of one request, times n
   size_t max_sampling_ids = 4 << 20;                  // allowed, stop and biased ids of one request, times its answers
+  SamplingDefaults sampling_defaults = {};            // of requests that do not say otherwise
   std::function<uint64_t()> random = random_64_bits;  // request ids, and seeds of requests that bring none
 };
 

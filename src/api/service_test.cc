@@ -25,6 +25,38 @@ TEST_F(ServiceTest, RefusesUnknownPathsMethodsAndTypes) {
   EXPECT_EQ(ask(form).status, 400);
 }
 
+TEST_F(ServiceTest, TakesNoBodyThatIsCompressed) {
+  open();
+  for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
+    for (const char* coding : {"gzip", "GZIP", "deflate", "br", "zstd", "identity, gzip", "x"}) {
+      const HttpResponse refusal = ask(request_of("POST", path, "{}", {{"content-encoding", coding}}));
+      EXPECT_EQ(refusal.status, 415) << path << " " << coding;
+      EXPECT_EQ(json::parse(refusal.body)["error"]["code"], "unsupported_media_type");
+    }
+    const Headers two = {{"content-encoding", "identity"}, {"content-encoding", "gzip"}};
+    EXPECT_EQ(ask(request_of("POST", path, "{}", two)).status, 415);
+    for (const char* coding : {"identity", "Identity", ""})
+      EXPECT_EQ(ask(request_of("POST", path, "{}", {{"content-encoding", coding}})).status, 400) << coding;
+  }
+}
+
+TEST_F(ServiceTest, KnowsNoModelWithoutAName) {
+  open();
+  EXPECT_EQ(get("/v1/models/").status, 404);
+  for (const auto& [path, body] : std::vector<std::pair<std::string, std::string>>{
+           {"/v1/completions", R"("prompt":"a")"},
+           {"/v1/chat/completions", R"("messages":[{"role":"user","content":"hi"}])"},
+           {"/tokenize", R"("prompt":"a")"},
+           {"/detokenize", R"("tokens":[97])"}}) {
+    for (const char* name : {"", "other", " m", "M"}) {
+      const HttpResponse refusal = post(path, R"({"model":")" + std::string(name) + "\"," + body + "}");
+      EXPECT_EQ(refusal.status, 404) << path << " '" << name << "'";
+      EXPECT_EQ(json::parse(refusal.body)["error"]["param"], "model");
+    }
+  }
+  EXPECT_EQ(post("/tokenize", R"({"model":null,"prompt":"a"})").status, 200);
+}
+
 TEST_F(ServiceTest, ListsModels) {
   open();
   const json list = json::parse(get("/v1/models").body);
@@ -83,6 +115,30 @@ TEST_F(ServiceTest, RefusesTextThatIsFarTooLongUnread) {
   const HttpResponse refusal = post("/v1/completions", "{\"prompt\":\"" + std::string(2 << 20, 'a') + "\"}");
   EXPECT_EQ(refusal.status, 400);
   EXPECT_NE(refusal.body.find("2097152 bytes"), std::string::npos) << refusal.body;
+  const std::string long_text(2 << 20, 'a');
+  for (const std::string& body :
+       {"{\"prompt\":\"" + long_text + "\"}", R"({"messages":[{"role":"user","content":")" + long_text + "\"}]}"}) {
+    const HttpResponse tokens = post("/tokenize", body);
+    EXPECT_EQ(tokens.status, 400);
+    EXPECT_NE(tokens.body.find("bytes"), std::string::npos) << tokens.body;
+  }
+  // Text beyond the model's length is counted all the same.
+  EXPECT_EQ(json::parse(post("/tokenize", "{\"prompt\":\"" + std::string(5000, 'a') + "\"}").body)["count"], 5000);
+}
+
+TEST_F(ServiceTest, BoundsTheIdsThatBecomeText) {
+  open();
+  const auto ids = [](size_t count) {
+    std::string list = "97";
+    for (size_t i = 1; i < count; ++i) list += ",97";
+    return "{\"tokens\":[" + list + "]}";
+  };
+  EXPECT_EQ(post("/detokenize", ids(1 << 16)).status, 200);
+  const HttpResponse refusal = post("/detokenize", ids((1 << 16) + 1));
+  EXPECT_EQ(refusal.status, 400);
+  const json error = json::parse(refusal.body)["error"];
+  EXPECT_EQ(error["param"], "tokens");
+  EXPECT_NE(error["message"].get<std::string>().find("65536"), std::string::npos);
 }
 
 TEST_F(ServiceTest, MapsFailuresToStatuses) {
@@ -201,6 +257,53 @@ TEST_F(SamplingIdsTest, BoundsTheIdsOfAllAnswersTogether) {
     EXPECT_NE(error["message"].get<std::string>().find("at most 12 ids"), std::string::npos) << error;
   }
   EXPECT_EQ(engine_.asked(), 4U);
+}
+
+class DefaultsTest : public ServiceTest {
+ protected:
+  DefaultsTest()
+      : ServiceTest(ServiceOptions{.served_model_names = {"m"},
+                                   .sampling_defaults = {.temperature = 0.0F, .top_k = 7, .max_tokens = 3}}) {}
+};
+
+TEST_F(DefaultsTest, TheModelsDefaultsFillInForARequest) {
+  open();
+  submit("/v1/completions", R"({"prompt":"a"})");
+  EXPECT_EQ(engine_.request(0).sampling.temperature, 0.0F);
+  EXPECT_EQ(engine_.request(0).sampling.top_k, 7);
+  EXPECT_EQ(engine_.request(0).sampling.max_tokens, 16);
+  const std::string hi = R"("messages":[{"role":"user","content":"hi"}])";
+  submit("/v1/chat/completions", "{" + hi + "}");
+  EXPECT_EQ(engine_.request(1).sampling.max_tokens, 3);
+  submit("/v1/chat/completions", "{" + hi + R"(,"temperature":0.5,"top_k":-1,"max_tokens":5})");
+  EXPECT_EQ(engine_.request(2).sampling.temperature, 0.5F);
+  EXPECT_EQ(engine_.request(2).sampling.top_k, 0);
+  EXPECT_EQ(engine_.request(2).sampling.max_tokens, 5);
+}
+
+class OtherDefaultsTest : public ServiceTest {
+ protected:
+  std::string fingerprint(const SamplingDefaults& defaults) {
+    Service service({.served_model_names = {"m"}, .sampling_defaults = defaults});
+    FakeEngine engine;
+    service.open(engine.backend(&tokenizer_, &template_));
+    const auto exchange = std::make_shared<FakeExchange>();
+    service.handler().handle(request_of("POST", "/v1/completions", R"({"prompt":"a"})"), exchange);
+    EXPECT_TRUE(exchange->run_until([&] { return engine.asked() == 1; }));
+    engine.send_text(0, "x", FinishReason::kStop);
+    std::string found = finish(*exchange)["system_fingerprint"];
+    service.close();
+    return found;
+  }
+};
+
+// Equal fingerprints promise equal answers to equal requests.
+TEST_F(OtherDefaultsTest, AreOtherFingerprints) {
+  const std::string none = fingerprint({});
+  const std::string cool = fingerprint({.temperature = 0.5F});
+  EXPECT_NE(none, cool);
+  EXPECT_NE(cool, fingerprint({.temperature = 0.25F}));
+  EXPECT_EQ(cool, fingerprint({.temperature = 0.5F}));
 }
 
 class KeyTest : public ServiceTest {

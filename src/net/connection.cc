@@ -36,6 +36,12 @@ api::HttpRequest head_of(const Parser& parser, const std::string& client) {
   return head;
 }
 
+bool expects_continue(const Parser& parser) {
+  const auto& message = parser.get();
+  return message.version() == 11 && message.count(http::field::expect) == 1 &&
+         boost::beast::iequals(message[http::field::expect], "100-continue");
+}
+
 // What is wrong with a head that the parser accepts, if anything.
 std::optional<api::HttpResponse> check_head(const Parser& parser) {
   const auto& message = parser.get();
@@ -52,6 +58,9 @@ std::optional<api::HttpResponse> check_head(const Parser& parser) {
   }
   if (message.target().empty() || message.target().front() != '/')
     return error_of(400, "the request target must begin with '/'");
+  // HTTP/1.0 has no expectations.
+  if (message.version() == 11 && message.count(http::field::expect) > 0 && !expects_continue(parser))
+    return error_of(417, "the only expectation that can be met is 100-continue");
   return std::nullopt;
 }
 
@@ -174,8 +183,7 @@ awaitable<bool> Connection::read_head(Parser& parser) {
 }
 
 awaitable<bool> Connection::read_body(Parser& parser, BodyShare& share) {
-  if (!parser.is_done() && buffer_.size() == 0 &&
-      boost::beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+  if (!parser.is_done() && buffer_.size() == 0 && expects_continue(parser)) {
     const bool sent = co_await send("HTTP/1.1 100 Continue\r\n\r\n");
     if (!sent) co_return false;
   }

@@ -154,6 +154,29 @@ TEST(Server, SaysContinueToAClientThatAsks) {
   EXPECT_TRUE(client.read_until("abc").ends_with("abc"));
 }
 
+TEST(Server, MeetsNoExpectationButContinue) {
+  Running running;
+  for (const char* header :
+       {"Expect: 200-ok", "Expect: 100-continue, x", "Expect: ", "Expect: 100-continue\r\nExpect: x"}) {
+    Client client(running.port());
+    client.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n" + std::string(header) + "\r\n\r\nabc");
+    EXPECT_TRUE(client.read_all().starts_with("HTTP/1.1 417 ")) << header;
+  }
+  EXPECT_EQ(running.handled, 0);
+  // Refused by its head, a request is not told to go on.
+  Client refused(running.port());
+  refused.send(
+      "POST /echo HTTP/1.1\r\nHost: x\r\nAuthorization: bad\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n");
+  EXPECT_TRUE(refused.read_until("no").starts_with("HTTP/1.1 401 "));
+  // Names are case-blind, and HTTP/1.0 has no expectations.
+  Client upper(running.port());
+  upper.send("POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-Continue\r\nContent-Length: 3\r\n\r\n");
+  EXPECT_EQ(upper.read_until("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+  Client old(running.port());
+  old.send("POST /echo HTTP/1.0\r\nExpect: anything\r\nContent-Length: 3\r\n\r\nabc");
+  EXPECT_TRUE(old.read_until("abc").starts_with("HTTP/1.1 200 "));
+}
+
 TEST(Server, StreamsToHttp10UntilTheEndOfTheConnection) {
   Running running;
   Client client(running.port());

@@ -1,4 +1,5 @@
 """Whatever a client sends, the server answers with the right status, goes on, and gives every block back."""
+import gzip
 import json
 import socket
 import threading
@@ -20,7 +21,10 @@ BAD_COMPLETIONS = [
     ({"max_tokens": True}, "max_tokens"),
     ({"max_tokens": "7"}, "max_tokens"),
     ({"max_tokens": 10**9}, "max_tokens"),
-    ({"max_tokens": 2**70}, None),
+    ({"max_tokens": 2**70}, "max_tokens"),
+    ({"seed": 2**64}, "seed"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"stop_token_ids": [2**64]}, "stop_token_ids"),
     ({"temperature": -1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"top_p": 0}, "top_p"),
@@ -43,6 +47,8 @@ BAD_COMPLETIONS = [
     ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {}}, "response_format"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"min_tokens": 100}, "min_tokens"),
     ({"prompt": None}, "prompt"),
     ({"prompt": []}, "prompt"),
@@ -110,9 +116,25 @@ def test_bad_bodies(server, path):
 
 def test_what_does_not_exist(server):
     assert error_of(server, "/v1/completions", {"model": "other", "prompt": IDS})[0] == 404
+    assert error_of(server, "/v1/completions", {"model": "", "prompt": IDS})[0] == 404
+    assert server.request("GET", "/v1/models/")[0] == 404
     assert server.request("GET", "/v1/nothing")[0] == 404
     assert server.request("GET", "/v1/completions")[0] == 405
     assert server.request("POST", "/v1/completions", b"{}", headers={"Content-Type": "text/plain"})[0] == 415
+    zipped = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert server.request("POST", "/v1/completions", gzip.compress(b"{}"), headers=zipped)[0] == 415
+
+
+def test_an_expectation_is_met_or_refused(server):
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 15\r\nExpect: "
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+        raw.sendall(head + b"100-continue\r\n\r\n")
+        assert raw.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        raw.sendall(b'{"prompt": "a"}')
+        assert raw.recv(4096).startswith(b"HTTP/1.1 200 ")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as raw:
+        raw.sendall(head + b"a-miracle\r\n\r\n")
+        assert raw.recv(4096).startswith(b"HTTP/1.1 417 ")
 
 
 def test_a_prompt_that_is_too_long_names_both_numbers(server, client):

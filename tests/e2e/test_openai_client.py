@@ -130,6 +130,25 @@ def test_an_echo_scores_the_prompt(client):
     assert choice.logprobs.token_logprobs[1:] == [p[str(t)]["logprob"] for t, p in zip(PROMPT[1:], scored[1:])]
 
 
+@pytest.mark.parametrize("fields", [{}, {"n": 3, "temperature": 0.8, "seed": 7}, {"prompt": [PROMPT, PROMPT[:1], PROMPT[5:]]},
+                                    {"max_tokens": 0}], ids=str)  # fmt: skip
+def test_a_streamed_echo_adds_up_to_the_whole_one(client, fields):
+    fields = {"echo": True, "logprobs": 2, "ignore_eos": True, **fields}
+    whole = complete(client, **fields)
+    texts, lists, ends = {}, {}, []
+    for chunk in complete(client, stream=True, **fields):
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+            if choice.finish_reason:
+                ends.append(choice.index)
+            for name, values in choice.logprobs.model_dump().items():
+                lists.setdefault(choice.index, {}).setdefault(name, []).extend(values)
+    assert sorted(ends) == [choice.index for choice in whole.choices]
+    for choice in whole.choices:
+        assert texts[choice.index] == choice.text
+        assert lists[choice.index] == choice.logprobs.model_dump()
+
+
 def test_several_answers(client):
     reply = complete(client, n=4, temperature=1.0, seed=5, return_token_ids=True, ignore_eos=True)
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]

@@ -1,4 +1,5 @@
 """The program as a user meets it: what it says, and how it ends, when it cannot start; models without a tokenizer."""
+import json
 import shutil
 import socket
 import subprocess
@@ -28,6 +29,116 @@ def test_a_model_that_is_not_there():
 
 def test_an_unknown_flag():
     assert_one_clear_line(run("serve", TINY, "--frobnicate"), "--frobnicate")
+
+
+def test_no_command_and_a_wrong_one():
+    for arguments in (("foo",), ("foo", "serve"), ("--frobnicate",), ("Serve", TINY)):
+        assert_one_clear_line(run(*arguments), arguments[0])
+    assert_one_clear_line(run(), "serve, inspect, bench or simulate")
+
+
+# flag, values that it refuses beyond those that no number may have
+NUMBERS = {
+    "--port": ("-1", "65536"),
+    "--max-model-len": ("0", "-2"),
+    "--kv-cache-memory-bytes": ("0", "-1"),
+    "--block-size": ("0", "-16", "17", "8"),
+    "--max-num-seqs": ("0", "-1", "4097"),
+    "--max-num-batched-tokens": ("0", "-1", "65537"),
+    "--max-waiting-requests": ("0", "-1"),
+    "--step-time-ms": ("0", "-1", "60001"),
+    "--threads": ("-1", "1025"),
+    "--drain-timeout": ("-1", "86401"),
+}
+
+
+@pytest.mark.parametrize("flag", NUMBERS)
+def test_a_number_out_of_range(flag):
+    for value in (*NUMBERS[flag], "many", "1.5", "1e3", "0x10", "010", "7 ", "9" * 25, "9" * 400):
+        result = run("serve", TINY, flag, value)
+        assert_one_clear_line(result)
+        line = result.stderr.replace("_", "-")
+        assert flag.strip("-") in line, (value, line)
+        assert len(line) - line.count(value) * len(value) < 200, line
+
+
+@pytest.mark.parametrize("flags, word", [
+    (("--enable-prefix-caching", "--no-enable-prefix-caching"), "prefix-caching"),
+    (("--no_enable_prefix_caching", "--enable_prefix_caching"), "prefix-caching"),
+    (("--max-num-seqs", 8, "--max-num-seqs", 9), "--max-num-seqs"),
+    (("--model", "other"), "--model"),
+    (("--generation-config", "maybe"), "--generation-config"),
+    (("--dtype", "int3"), "--dtype"),
+    (("--max-num-seqs", 64, "--max-num-batched-tokens", 16), "max_num_batched_tokens"),
+], ids=str)  # fmt: skip
+def test_flags_that_contradict_each_other_or_their_values(flags, word):
+    assert_one_clear_line(run("serve", TINY, *flags), word)
+
+
+@pytest.mark.parametrize("flags, word", [
+    (("-p", 0, "-n", 0), "nothing to measure"),
+    (("-n", 1), "-n"),
+    (("-p", -1), "-p"),
+    (("--batch", 0), "--batch"),
+    (("-r", 0), "-r"),
+], ids=str)  # fmt: skip
+def test_a_bench_of_nothing(flags, word):
+    assert_one_clear_line(run("bench", TINY, *flags), word)
+
+
+def changed_model(folder, file="config.json", text=None, **changes):
+    """A copy of the tiny model in which keys of a file are others, or the whole text is."""
+    shutil.copytree(TINY, folder, dirs_exist_ok=True)
+    values = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**values, **changes}) if text is None else text)
+    return folder
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1e999}', "[1]", '{"a": 01}', "\x00"], ids=repr)
+def test_a_configuration_that_is_no_json(tmp_path, file, text):
+    result = run("serve", changed_model(tmp_path, file, text))
+    assert_one_clear_line(result, file)
+    assert "exception" not in result.stderr
+
+
+def test_a_configuration_that_leaves_layers_out(tmp_path):
+    layers = json.loads((TINY / "config.json").read_text())["num_hidden_layers"]
+    types = json.loads((TINY / "config.json").read_text())["layer_types"]
+    model = changed_model(tmp_path, num_hidden_layers=layers - 1, layer_types=types[:-1])
+    with pytest.raises(RuntimeError, match=rf"code 2:[^$]*model.layers.{layers - 1}\."):
+        with QuireServer(model, *FLAGS):
+            pass
+
+
+@pytest.mark.parametrize("key, value", [
+    ("temperature", "hot"), ("top_p", 0), ("top_k", 1.5), ("min_p", 2), ("repetition_penalty", 0), ("max_new_tokens", 0),
+])  # fmt: skip
+def test_a_wrong_sampling_default_is_named_or_passed_over(tmp_path, key, value):
+    model = changed_model(tmp_path, "generation_config.json", **{key: value})
+    assert_one_clear_line(run("serve", model), "generation_config.json", key, "--generation-config vllm")
+    with QuireServer(model, *FLAGS, "--generation-config", "vllm") as server:
+        assert "sampling defaults: vLLM's own" in server.log()
+
+
+def test_the_models_sampling_defaults_are_those_of_requests(tmp_path):
+    model = changed_model(tmp_path, "generation_config.json", temperature=0.0, top_k=5, max_new_tokens=3)
+    chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+    prompt = {"prompt": [5, 6, 7], "max_tokens": 8, "seed": 1, "ignore_eos": True}
+
+    def text(server, **fields):
+        return server.post("/v1/completions", {**prompt, **fields})["choices"][0]["text"]
+
+    with QuireServer(model, *FLAGS) as server:
+        assert "sampling defaults of the model: temperature 0, top_k 5, max_tokens 3" in server.log()
+        assert server.post("/v1/chat/completions", chat)["usage"]["completion_tokens"] == 3
+        assert server.post("/v1/chat/completions", {**chat, "max_tokens": 4})["usage"]["completion_tokens"] == 4
+        greedy = text(server)
+        assert greedy == text(server, temperature=0, top_k=0)
+        sampled = text(server, temperature=1, top_k=0)
+    with QuireServer(model, *FLAGS, "--generation-config", "vllm") as server:
+        assert text(server, temperature=0) == greedy
+        assert text(server) == sampled != greedy
 
 
 def test_a_context_that_does_not_fit():
