@@ -128,3 +128,19 @@ install_build_packages() {
 install_check_packages() {
   ! command -v dpkg-query >/dev/null || install_missing "$@"
 }
+
+# The browser that the tests of the chat page drive. Without one they fail, and say so.
+install_browser() {
+  local name
+  for name in chromium chromium-browser google-chrome; do
+    ! command -v "$name" >/dev/null || return 0
+  done
+  if command -v dpkg-query >/dev/null; then
+    apt_update_once
+    if [[ -n "$(apt_candidate chromium)" ]]; then
+      apt_install chromium
+      return 0
+    fi
+  fi
+  say "this system has no package chromium: install Chromium or Chrome for the tests of the chat page"
+}

@@ -1,5 +1,6 @@
 # Writes OUTPUT, a header with the files of the folder PAGE. Run with cmake -P.
-set(files "index.html|/|text/html" "app.js|/app.js|text/javascript" "style.css|/style.css|text/css")
+set(files "index.html|/|text/html" "app.js|/app.js|text/javascript" "style.css|/style.css|text/css"
+  "icon.svg|/icon.svg|image/svg+xml")
 set(text "// Made from the files of src/api/page.\n#pragma once\n\n#include <string_view>\n\nnamespace quire::api {\n\n")
 string(APPEND text "struct PageFile {\n  std::string_view path;\n  std::string_view content_type;\n  std::string_view text;\n};\n\n")
 string(APPEND text "inline constexpr PageFile kPageFiles[] = {\n")

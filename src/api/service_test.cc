@@ -72,6 +72,7 @@ TEST_F(ServiceTest, ServesThePageAndItsParts) {
   EXPECT_NE(get("/").body.find("<title>Quire</title>"), std::string::npos);
   EXPECT_EQ(get("/app.js").content_type, "text/javascript; charset=utf-8");
   EXPECT_EQ(get("/style.css").status, 200);
+  EXPECT_EQ(get("/icon.svg").content_type, "image/svg+xml; charset=utf-8");
   EXPECT_NE(header(get("/"), "Content-Security-Policy"), "");
 }
 

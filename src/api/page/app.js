@@ -1,7 +1,7 @@
 // A chat with the served model: keeps the messages, streams the answers, shows their figures.
 
 const element = (id) => document.getElementById(id);
-const messages = [];
+let messages = []; // of this chat; an answer that is still written belongs to the one it was asked in
 let running = null; // the AbortController of the answer being written
 
 function headers() {
@@ -18,6 +18,23 @@ function show(role, text) {
   element("chat").append(box);
   box.scrollIntoView({ block: "end" });
   return box;
+}
+
+// Shows a growing text in the box once a frame at most, so that a fast model leaves time for the reader's clicks.
+function writer(box) {
+  let latest = "";
+  let waiting = false;
+  const paint = () => {
+    waiting = false;
+    box.textContent = latest;
+    box.scrollIntoView({ block: "end" });
+  };
+  return (text) => {
+    latest = text;
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(paint);
+  };
 }
 
 // The request's body: fields that are left empty are left out.
@@ -65,16 +82,21 @@ async function failure(response) {
   }
 }
 
-async function answer() {
-  running = new AbortController();
+async function answer(question) {
+  const chat = messages;
+  const abort = new AbortController();
+  running = abort;
   element("send").textContent = "Stop";
+  chat.push({ role: "user", content: question });
+  const asked = show("user", question);
   const box = show("assistant", "");
+  const write = writer(box);
   const began = performance.now();
   let first = 0;
   let text = "";
   try {
     const response = await fetch("/v1/chat/completions", {
-      method: "POST", headers: headers(), body: body(), signal: running.signal,
+      method: "POST", headers: headers(), body: body(), signal: abort.signal,
     });
     if (!response.ok) throw new Error(await failure(response));
     for await (const event of events(response.body)) {
@@ -82,15 +104,23 @@ async function answer() {
       const piece = event.choices[0]?.delta?.content ?? "";
       if (piece && !first) first = performance.now();
       text += piece;
-      box.textContent = text;
-      box.scrollIntoView({ block: "end" });
+      write(text);
       if (event.usage) figures(event.usage, first - began, performance.now() - first, response);
     }
   } catch (error) {
     if (error.name !== "AbortError") show("error", error.message);
   }
-  if (text) messages.push({ role: "assistant", content: text });
-  else box.remove();
+  if (text) {
+    box.textContent = text;
+    chat.push({ role: "assistant", content: text });
+  } else {
+    // Unanswered, the question must not stand before the next one: templates want turns.
+    chat.pop();
+    asked.remove();
+    box.remove();
+    if (chat === messages) element("input").value ||= question;
+  }
+  if (running !== abort) return;
   running = null;
   element("send").textContent = "Send";
 }
@@ -123,9 +153,7 @@ element("form").addEventListener("submit", (event) => {
   const text = element("input").value.trim();
   if (!text) return;
   element("input").value = "";
-  messages.push({ role: "user", content: text });
-  show("user", text);
-  answer();
+  answer(text);
 });
 element("input").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -134,7 +162,9 @@ element("input").addEventListener("keydown", (event) => {
 });
 element("clear").addEventListener("click", () => {
   running?.abort();
-  messages.length = 0;
+  running = null;
+  element("send").textContent = "Send";
+  messages = [];
   element("chat").replaceChildren();
   element("figures").textContent = "";
 });
