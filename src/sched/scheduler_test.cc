@@ -148,7 +148,7 @@ TEST(Scheduler, FinishesAPromptOfWhichLittleWouldBeLeft) {
 
 TEST(Scheduler, StartsNobodyInAStretchedStep) {
   auto scheduler = make({}, cache_of({full(4)}, 40));
-  for (uint64_t id : {1, 2, 3}) ASSERT_TRUE(scheduler.add(request(id, 12, static_cast<TokenId>(100 * id))));
+  for (const uint64_t id : {1U, 2U, 3U}) ASSERT_TRUE(scheduler.add(request(id, 12, static_cast<TokenId>(100 * id))));
   const StepPlan plan = scheduler.schedule({20, 10});
   ASSERT_EQ(plan.requests.size(), 2U);
   EXPECT_EQ(plan.requests[1].num_new, 12);

@@ -57,6 +57,18 @@ class Server:
         finally:
             connection.close()
 
+    def post(self, path, body):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        try:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            reply = connection.getresponse()
+            content = reply.read()
+        finally:
+            connection.close()
+        if reply.status != 200:
+            raise RuntimeError(f"{path}: HTTP {reply.status}: {content[:300]!r}")
+        return json.loads(content)
+
     def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -110,6 +122,10 @@ class Quire:
         command = [self._binary, "serve", model, "--host", "127.0.0.1", "--port", port, "--served-model-name", "m"]
         return running([*command, "--threads", self._threads, "--max-model-len", 8192], port)
 
+    def tokenize(self, model, text):
+        with self.serve(model, 1) as server:
+            return server.post("/tokenize", {"prompt": text})["tokens"]
+
     def mean_nll(self, model, text, ids, context, begins_with):
         """Over the second half of each chunk of `context` tokens, as llama-perplexity does it."""
         with self.serve(model, 1) as server:
@@ -117,10 +133,7 @@ class Quire:
             for start in range(0, len(ids) - context + 1, context):
                 chunk = (begins_with + ids[start + len(begins_with) : start + context])
                 body = {"model": "m", "prompt": chunk, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
-                connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-                entries = json.loads(connection.getresponse().read())["choices"][0]["prompt_logprobs"]
-                connection.close()
+                entries = server.post("/v1/completions", body)["choices"][0]["prompt_logprobs"]
                 for position in range(context // 2 + 1, context):
                     total -= entries[position][str(chunk[position])]["logprob"]
                     count += 1

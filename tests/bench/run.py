@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures Quire and llama.cpp in turn on this machine and prints the tables of docs/performance.md.
 
-usage: run.py [--rounds 5] [--models smollm2,gemma3] [--only offline,http,nll] [--json FILE]
+usage: run.py [--rounds 5] [--models smollm2,gemma3] [--only offline,http,nll] [--text FILE] [--json FILE]
 
 Every figure is the median over the rounds, with the smallest and the largest; the engines take turns within a round and
 change their order from round to round, so that what else the machine does hits both. llama.cpp is built by
@@ -81,14 +81,17 @@ def serving(engines, path, rounds):
     return results
 
 
-def likelihood(engines, models):
-    """{model: {engine: mean negative log-likelihood}} over several lengths of context: one alone is a thousand tokens, and
-    its mean moves by more than the engines differ."""
+def likelihood(engines, models, text_file):
+    """{model: {engine: mean negative log-likelihood}} of the golden text over several lengths of context (one alone is a
+    thousand tokens, and its mean moves by more than the engines differ), or of a longer text in contexts of 512."""
     results = {}
     for model, path in models.items():
         golden = json.loads((ROOT / "tests/golden/models" / GOLDEN[model] / "golden.json").read_text())
-        text, ids = golden["nll"]["text"], golden["nll"]["ids"]
-        bos, contexts = golden["bos_prepended"], [len(ids) // parts for parts in (2, 4, 8)]
+        text, ids, bos = golden["nll"]["text"], golden["nll"]["ids"], golden["bos_prepended"]
+        contexts = [len(ids) // parts for parts in (2, 4, 8)]
+        if text_file:
+            text = Path(text_file).read_text()
+            ids, contexts = next(e for e in engines if e.name == "Quire").tokenize(path, text), [512]
         results[model] = {
             e.name: statistics.fmean(e.mean_nll(path, text, ids, context, bos) for context in contexts) for e in engines
         }
@@ -146,6 +149,7 @@ def main():
     parser.add_argument("--engines", default="quire,llama.cpp", help="which of the two to run")
     parser.add_argument("--models", default="smollm2,gemma3")
     parser.add_argument("--only", default="offline,http,nll")
+    parser.add_argument("--text", help="a file whose likelihood to compare, instead of the golden text")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", help="also write every single value to this file")
@@ -165,7 +169,7 @@ def main():
     if "offline" in parts:
         results["offline"] = offline(engines, models, options.rounds)
     if "nll" in parts:
-        results["nll"] = likelihood(engines, models)
+        results["nll"] = likelihood(engines, models, options.text)
     if "http" in parts:
         results["http"] = {name: serving(engines, path, options.rounds) for name, path in models.items()}
     if options.json:
