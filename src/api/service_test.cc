@@ -269,17 +269,22 @@ class DefaultsTest : public ServiceTest {
 
 TEST_F(DefaultsTest, TheModelsDefaultsFillInForARequest) {
   open();
-  submit("/v1/completions", R"({"prompt":"a"})");
+  std::vector<std::shared_ptr<FakeExchange>> asked;
+  asked.push_back(submit("/v1/completions", R"({"prompt":"a"})"));
   EXPECT_EQ(engine_.request(0).sampling.temperature, 0.0F);
   EXPECT_EQ(engine_.request(0).sampling.top_k, 7);
   EXPECT_EQ(engine_.request(0).sampling.max_tokens, 16);
   const std::string hi = R"("messages":[{"role":"user","content":"hi"}])";
-  submit("/v1/chat/completions", "{" + hi + "}");
+  asked.push_back(submit("/v1/chat/completions", "{" + hi + "}"));
   EXPECT_EQ(engine_.request(1).sampling.max_tokens, 3);
-  submit("/v1/chat/completions", "{" + hi + R"(,"temperature":0.5,"top_k":-1,"max_tokens":5})");
+  asked.push_back(submit("/v1/chat/completions", "{" + hi + R"(,"temperature":0.5,"top_k":-1,"max_tokens":5})"));
   EXPECT_EQ(engine_.request(2).sampling.temperature, 0.5F);
   EXPECT_EQ(engine_.request(2).sampling.top_k, 0);
   EXPECT_EQ(engine_.request(2).sampling.max_tokens, 5);
+  for (size_t i = 0; i < asked.size(); ++i) {
+    engine_.send_text(i, "x", FinishReason::kStop);
+    finish(*asked[i]);
+  }
 }
 
 class OtherDefaultsTest : public ServiceTest {

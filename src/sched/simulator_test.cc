@@ -33,7 +33,7 @@ TraceSource source_of(std::vector<TraceRequest> requests) {
 TraceRequest request(int64_t arrival_ns, std::vector<TokenPiece> prompt, int64_t output) {
   return {.arrival_ns = arrival_ns,
           .prompt = std::move(prompt),
-          .output = {Segment{static_cast<uint64_t>(900 + arrival_ns), output}}};
+          .output = {Segment{900 + static_cast<uint64_t>(arrival_ns), output}}};
 }
 
 struct Run {
