@@ -45,6 +45,7 @@ CLI::Validator integer(int64_t low, int64_t high = std::numeric_limits<int>::max
 // What a command's flags say before it is checked and goes into its options.
 struct FlagTexts {
   std::string dtype = "auto";
+  std::string kv_cache_dtype = "auto";
   std::string max_model_len;
   std::string policy = "fcfs";
   int64_t step_time_ms = 0;
@@ -61,6 +62,8 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_option("--max-model-len", t.max_model_len, "Tokens of the longest request; 'auto' or -1 for what fits");
   app.add_option("--kv-cache-memory-bytes", t.kv_cache_bytes, "Memory for the KV cache; default half of what is free")
       ->check(integer(1, std::numeric_limits<int64_t>::max()));
+  app.add_option("--kv-cache-dtype", t.kv_cache_dtype, "Keys and values: auto (as the profile says), bfloat16 or int8")
+      ->check(CLI::IsMember({"auto", "bfloat16", "int8"}));
   app.add_option("--block-size", t.block_size, "Tokens of a KV cache block, a multiple of 16; default 32")
       ->check(integer(1));
   app.add_option("--kv-cache-layout", o.kv_cache_layout,
@@ -140,6 +143,8 @@ Result<void> finish(EngineOptions& o, const FlagTexts& t) {
   if (t.dtype == "bfloat16") o.profile = Profile::kBF16;
   if (t.dtype == "q8") o.profile = Profile::kQ8;
   if (t.no_prefix_caching) o.prefix_caching = false;
+  if (t.kv_cache_dtype == "bfloat16") o.kv_cache_dtype = KvCacheDtype::kBFloat16;
+  if (t.kv_cache_dtype == "int8") o.kv_cache_dtype = KvCacheDtype::kInt8;
   o.priority_scheduling = t.policy == "priority";
   if (t.kv_cache_bytes > 0) o.kv_cache_bytes = static_cast<size_t>(t.kv_cache_bytes);
   if (t.block_size > 0) o.block_size = t.block_size;

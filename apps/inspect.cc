@@ -31,8 +31,8 @@ int inspect(const InspectFlags& flags) {
   fmt::print("profile        {}\n", name_of(outline->profile));
   fmt::print("length         {} tokens (the model's own: {})\n", plan.max_model_len, spec.max_positions);
   if (!outline->notice.empty()) fmt::print("notice         {}\n", outline->notice);
-  fmt::print("KV cache       {:.1f} MiB, layout {}, {} blocks of {} bytes\n", mib(plan.allocation_bytes),
-             cache::name_of(plan.layout), plan.num_blocks, plan.bytes_per_block);
+  fmt::print("KV cache       {:.1f} MiB of {}, layout {}, {} blocks of {} bytes\n", mib(plan.allocation_bytes),
+             name_of(outline->cache.dtype), cache::name_of(plan.layout), plan.num_blocks, plan.bytes_per_block);
   for (const std::string& line : engine::describe_groups(plan)) fmt::print("  {}\n", line);
   fmt::print("prefix cache   {}\n", !flags.engine.prefix_caching ? std::string("off")
                                     : plan.hash_block_size == 0

@@ -38,13 +38,17 @@ constexpr std::string_view name_of(Profile profile) {
   return "?";
 }
 
+// What keys and values are kept in. kAuto: fp32 in the profile f32, bf16 in the others.
+enum class KvCacheDtype : uint8_t { kAuto, kBFloat16, kInt8 };
+
 struct EngineOptions {
   std::filesystem::path model = {};           // a folder in Hugging Face format or a .gguf file
   std::optional<Profile> profile = {};        // default: by the checkpoint
   std::optional<int64_t> max_model_len = {};  // tokens; default: the model's, lowered to what fits; given: must fit
   std::optional<size_t> kv_cache_bytes = {};  // default: half of the memory free after weights
-  std::optional<int> block_size = {};         // tokens of a manager block; default 32
-  std::string kv_cache_layout = {};           // one of the six physical orders; empty: the default
+  KvCacheDtype kv_cache_dtype = KvCacheDtype::kAuto;
+  std::optional<int> block_size = {};  // tokens of a manager block; default 32
+  std::string kv_cache_layout = {};    // one of the six physical orders; empty: the default
   bool prefix_caching = true;
   bool hybrid_kv_cache = true;
   int max_num_seqs = 64;
@@ -65,7 +69,7 @@ struct ModelInfo {
   int64_t vocab_size;
   int64_t max_model_len;  // tokens, prompt and answer
   std::vector<TokenId> end_tokens;
-  std::string fingerprint;  // weights, profile and contract: equal fingerprints give equal bits
+  std::string fingerprint;  // weights, profile, cache and contract: equal fingerprints give equal bits
   std::string isa;
   int threads;
   size_t weight_bytes;

@@ -35,12 +35,18 @@ std::string numerics_of(const model::ModelSpec& spec) {
   return text + fmt::format("end {}\n", fmt::join(spec.end_tokens, " "));
 }
 
+DType cache_dtype(KvCacheDtype wanted, Profile profile) {
+  if (wanted == KvCacheDtype::kInt8) return DType::kI8;
+  return wanted == KvCacheDtype::kAuto && profile == Profile::kF32 ? DType::kF32 : DType::kBF16;
+}
+
 // Everything that decides the bits of an answer, but for the request.
-Sha256Digest root_digest(const model::Model& model) {
+Sha256Digest root_digest(const model::Model& model, DType cache) {
   Sha256 hash;
   hash.update(model.digest);
   const std::string numerics = numerics_of(model.spec);
-  for (std::string_view part : {kContract, name_of(model.profile), kernels::kKvLayoutId, std::string_view(numerics)}) {
+  for (std::string_view part :
+       {kContract, name_of(model.profile), kernels::kv_layout_id(cache), std::string_view(numerics)}) {
     hash.update(bytes_of(part));
     hash.update(bytes_of("\n"));
   }
@@ -155,7 +161,7 @@ Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const Engin
   if (auto valid = model::validate(spec); !valid) return std::unexpected(valid.error());
   Outline outline;
   outline.profile = profile;
-  outline.cache = {.dtype = profile == Profile::kF32 ? DType::kF32 : DType::kBF16,
+  outline.cache = {.dtype = cache_dtype(options.kv_cache_dtype, profile),
                    .block_size = block_size_of(options),
                    .pages = std::move(pages)};
   outline.layers = exec::cache_layers(spec, outline.cache);
@@ -213,7 +219,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const we
   if (!forward) return std::unexpected(forward.error());
   loaded->forward = std::make_unique<exec::Forward>(std::move(*forward));
 
-  loaded->cache_root = root_digest(loaded->model);
+  loaded->cache_root = root_digest(loaded->model, outline.cache.dtype);
   loaded->info = {
       .architecture = loaded->model.spec.architecture,
       .profile = loaded->model.profile,

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/attention.h"
+
 namespace quire::exec {
 
 cache::KernelBlockSizes page_sizes(const model::AttentionSpec&) { return {.exact = {16, 32, 64}, .multiples_of = {}}; }
@@ -18,7 +20,7 @@ std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, const 
     cache.dtype = choice.dtype;
     cache.block_size = choice.block_size;
     cache.num_kv_heads = attention.kv_heads;
-    cache.state_bytes = 2 * int64_t{attention.head_dim} * static_cast<int64_t>(size_of(choice.dtype));
+    cache.state_bytes = static_cast<int64_t>(kernels::kv_head_bytes(choice.dtype, 1, attention.head_dim));
     cache.block_stride_alignment = cache::stride_alignment_for(choice.pages(attention), {});
     layers.push_back({attention.name, cache});
   }

@@ -15,8 +15,12 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 const CacheKernels& cache_kernels(const KernelTable& table, DType dtype) {
+  if (dtype == DType::kI8) return table.attention->i8;
   return dtype == DType::kF32 ? table.attention->f32 : table.attention->bf16;
 }
+
+// Bytes of a word: one fp32 number, or two of the others.
+size_t word_bytes(DType dtype) { return dtype == DType::kI8 ? 2 : 4; }
 
 bool aligned(const KvView& view) {
   constexpr uintptr_t kLine = 64;
@@ -28,14 +32,21 @@ std::byte* k_tile(const KvView& view, int64_t page, int head) {
   return view.base + static_cast<size_t>(page) * view.page_stride + static_cast<size_t>(head) * view.head_stride;
 }
 
+// Of K, and of V.
 size_t tile_bytes(const AttentionShape& shape) {
-  return kv_head_bytes(shape.dtype, shape.page_tokens, shape.head_dim) / 2;
+  return size_of(shape.dtype) * static_cast<size_t>(shape.page_tokens) * static_cast<size_t>(shape.head_dim);
 }
 
 }  // namespace
 
+std::string_view kv_layout_id(DType dtype) {
+  if (dtype == DType::kI8) return "quire-kv-1-i8";
+  return dtype == DType::kF32 ? "quire-kv-1-f32" : "quire-kv-1-bf16";
+}
+
 size_t kv_head_bytes(DType dtype, int page_tokens, int head_dim) {
-  return 2 * size_of(dtype) * static_cast<size_t>(page_tokens) * static_cast<size_t>(head_dim);
+  const size_t scale = dtype == DType::kI8 ? sizeof(float) : 0;
+  return 2 * static_cast<size_t>(page_tokens) * (size_of(dtype) * static_cast<size_t>(head_dim) + scale);
 }
 
 Result<void> check_attention_shape(const AttentionShape& s) {
@@ -51,8 +62,8 @@ Result<void> check_attention_shape(const AttentionShape& s) {
   if (s.page_tokens != 16 && s.page_tokens != 32 && s.page_tokens != 64) {
     return bad("page tokens", s.page_tokens, "16, 32 or 64");
   }
-  if (s.dtype != DType::kBF16 && s.dtype != DType::kF32) {
-    return fail(ErrorKind::kUnsupported, fmt::format("a KV cache of {}; must be bf16 or f32", name_of(s.dtype)),
+  if (s.dtype != DType::kBF16 && s.dtype != DType::kF32 && s.dtype != DType::kI8) {
+    return fail(ErrorKind::kUnsupported, fmt::format("a KV cache of {}; must be bf16, f32 or i8", name_of(s.dtype)),
                 "kv_cache_dtype");
   }
   if (s.window < 0) return bad("window", s.window, "at least 1, or 0 for none");
@@ -87,7 +98,8 @@ void write_kv(const KernelTable& table, const AttentionShape& shape, const KvVie
                  .k = rows.k + static_cast<size_t>(t) * rows.k_stride + column,
                  .v = rows.v + static_cast<size_t>(t) * rows.v_stride + column,
                  .k_stride = rows.k_stride,
-                 .v_stride = rows.v_stride});
+                 .v_stride = rows.v_stride,
+                 .scales = reinterpret_cast<float*>(tile + 2 * tile_bytes(shape))});
         }
       }
       t += count;
@@ -229,18 +241,22 @@ class AttentionRun {
     const int sequence = plan_.spans[static_cast<size_t>(block.first_span)].sequence;
     const int page_tokens = plan_.shape.page_tokens;
     const size_t k_bytes = tile_bytes(plan_.shape);
+    const size_t word = word_bytes(plan_.shape.dtype);
     runs.count = 0;
-    runs.k_stride = static_cast<size_t>(page_tokens) * 4;
+    runs.k_stride = static_cast<size_t>(page_tokens) * word;
     for (int i = lo / kKeyRun; i <= (hi - 1) / kKeyRun; i++) {
       const int64_t position = static_cast<int64_t>(chunk) * kSoftmaxChunk + i * kKeyRun;
       const int place = static_cast<int>(position % page_tokens);
       const std::byte* tile = k_tile(view_, plan_.page(sequence, position), head);
+      const auto* scales = reinterpret_cast<const float*>(tile + 2 * k_bytes) + place;
       runs.run[runs.count++] = {
           .index = i,
           .v_place = place,
-          .k = tile + place * 4,
+          .k = tile + static_cast<size_t>(place) * word,
           .v = tile + k_bytes,
-          .v_block_stride = static_cast<size_t>(page_tokens) * kValueBlock * size_of(plan_.shape.dtype)};
+          .v_block_stride = static_cast<size_t>(page_tokens) * kValueBlock * size_of(plan_.shape.dtype),
+          .k_scales = scales,
+          .v_scales = scales + page_tokens};
     }
   }
 

@@ -1,11 +1,12 @@
-// Paged attention: rows of queries over keys and values that lie in pages; numerics rule 6 says every bit of the
+// Paged attention: rows of queries over keys and values that lie in pages; numerics rules 6 and 13 say every bit of the
 // result.
 //
 // A page holds `page_tokens` consecutive tokens of one sequence. In it every kv head has one tile pair, K then V,
-// always packed, also while the page fills, in the same form on every instruction set. In 4-byte words, where a word is
-// one fp32 number or two bf16 numbers (the lower half first):
-//   K [head_dim / e][page_tokens]                        e = numbers in a word; a bf16 word is two dimensions of a
-//   token V blocks of w <= 64 dimensions: [page_tokens / e][w]    a bf16 word is two tokens (even, odd) of a dimension
+// always packed, also while the page fills, in the same form on every instruction set. In words, where a word is one
+// fp32 number, two bf16 numbers or two int8 numbers (the lower half first), e = numbers in a word:
+//   K [head_dim / e][page_tokens]                          a word of two is two dimensions of a token
+//   V blocks of w <= 64 dimensions: [page_tokens / e][w]   a word of two is two tokens (even, odd) of a dimension
+//   for int8 then the scales, fp32: those of K [page_tokens], those of V [page_tokens]
 // A query row sees the keys up to its own position that window and chunk leave; keys outside are never read as numbers,
 // so free places may hold anything. Page 0 (null) may stand wherever no row of the step looks.
 //
@@ -26,10 +27,10 @@
 
 namespace quire::kernels {
 
-// Names the page layout above, for handshakes, tier files and the root of prefix hashes.
-inline constexpr std::string_view kKvLayoutId = "quire-kv-1";
+// Names the page layout above for a type of cache, for handshakes, tier files and the root of prefix hashes.
+std::string_view kv_layout_id(DType dtype);
 
-// Bytes of K and V of one kv head in one page, without padding. kBF16 or kF32.
+// Bytes of K, V and scales of one kv head in one page, without padding. kBF16, kF32 or kI8.
 size_t kv_head_bytes(DType dtype, int page_tokens, int head_dim);
 
 // What all layers of an attention group have in common.
@@ -66,7 +67,8 @@ struct KvRows {
   size_t v_stride = 0;
 };
 
-// Rounds rows to the cache's type (nearest even) and puts them into their slots. Slots must be distinct.
+// Rounds rows to the cache's type (nearest even; int8 by the largest number of the row) and puts them into their slots.
+// Slots must be distinct.
 void write_kv(const KernelTable& table, const AttentionShape& shape, const KvView& view, const KvRows& rows,
               ThreadPool& pool);
 

@@ -1,7 +1,7 @@
 // What each instruction set provides for attention: one softmax chunk for a tile of rows, merging, and writing pages.
 //
 // Plain data and function pointers (see gemm_kernels.h). Only attention.cc calls these. Page layout and arithmetic:
-// attention.h and numerics rule 6. A word is 4 bytes: one fp32 number or two bf16 numbers.
+// attention.h and numerics rules 6 and 13. A word is one fp32 number, two bf16 numbers or two int8 numbers.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +24,8 @@ struct KeyRun {
   const std::byte* k;  // words of dimensions, k_stride bytes apart
   const std::byte* v;
   size_t v_block_stride;
+  const float* k_scales;  // of the sixteen rows, where the cache has scales
+  const float* v_scales;
 };
 
 struct KeyRuns {
@@ -71,6 +73,7 @@ struct WriteArgs {
   const float* v;
   size_t k_stride;  // floats
   size_t v_stride;
+  float* scales;  // of the page's K, then of its V, where the cache has scales
 };
 
 // For one type of cache.
@@ -84,6 +87,7 @@ struct CacheKernels {
 struct AttentionKernels {
   CacheKernels bf16;
   CacheKernels f32;
+  CacheKernels i8;
   // Adds the state of a higher chunk to a row's; `to` is the row's unfinished output. `o` is readable up to a multiple
   // of 16.
   void (*merge)(float* to, SoftmaxState* state, const float* o, const SoftmaxState* more, int head_dim);

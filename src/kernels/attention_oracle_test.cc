@@ -43,11 +43,42 @@ class Row {
     for (int d = 0; d < shape.head_dim; d++) q_.push_back(rounded(q[d], shape.dtype));
   }
 
+  // Rule 13: what a row of K or V is multiplied with, and its numbers.
+  struct Quantised {
+    float scale = 1;
+    std::vector<float> numbers;
+  };
+  Quantised row_of(const std::vector<float>& of, int64_t token) const {
+    const float* x = of.data() + (token * shape_.kv_heads + head_) * shape_.head_dim;
+    Quantised row{1, std::vector<float>(static_cast<size_t>(shape_.head_dim))};
+    if (shape_.dtype != DType::kI8) {
+      for (size_t d = 0; d < row.numbers.size(); d++) row.numbers[d] = rounded(x[d], shape_.dtype);
+      return row;
+    }
+    float peak = 0;
+    bool finite = true;
+    for (size_t d = 0; d < row.numbers.size(); d++) {
+      peak = std::max(peak, std::abs(x[d]));
+      finite = finite && std::isfinite(x[d]);
+    }
+    if (!finite || peak < 1e-30F) {
+      row.scale = finite ? 0 : std::numeric_limits<float>::quiet_NaN();
+      return row;
+    }
+    for (size_t d = 0; d < row.numbers.size(); d++) row.numbers[d] = std::nearbyint(x[d] * (127.0F / peak));
+    row.scale = peak / 127.0F;
+    return row;
+  }
+
   Softmax chunk(int64_t begin, int64_t lo, int64_t hi) const {
     Softmax result;
     std::vector<float> s(256), p(256);
+    std::vector<std::vector<float>> values;  // from lo on
     for (int64_t t = lo; t < hi; t++) {
-      float score = dot(t) * options_.scale;
+      const Quantised key = row_of(tokens_.k, t);
+      float score = dot(key.numbers);
+      if (shape_.dtype == DType::kI8) score *= key.scale;
+      score *= options_.scale;
       if (options_.soft_cap > 0) score = options_.soft_cap * tanh(score / options_.soft_cap);
       s[at(t - begin)] = score * kLog2e;
       result.m = std::max(result.m, s[at(t - begin)]);
@@ -56,23 +87,22 @@ class Row {
     for (int64_t t = lo; t < hi; t++) {
       const float e = exp2(s[at(t - begin)] - result.m);
       lanes[t % 16] += e;
-      p[at(t - begin)] = rounded(e, shape_.dtype);
+      const Quantised value = row_of(tokens_.v, t);
+      p[at(t - begin)] = rounded(shape_.dtype == DType::kI8 ? e * value.scale : e, shape_.dtype);
+      values.push_back(value.numbers);
     }
     for (int step = 8; step > 0; step /= 2)
       for (int i = 0; i < step; i++) lanes[i] += lanes[i + step];
     result.l = lanes[0];
-    for (int d = 0; d < shape_.head_dim; d++) result.o.push_back(sum(p, begin, lo, hi, d));
+    for (int d = 0; d < shape_.head_dim; d++) result.o.push_back(sum(p, values, begin, lo, hi, d));
     return result;
   }
 
  private:
   static size_t at(int64_t i) { return static_cast<size_t>(i); }
-  float number(const std::vector<float>& of, int64_t token, int d) const {
-    return rounded(of[at((token * shape_.kv_heads + head_) * shape_.head_dim + d)], shape_.dtype);
-  }
-  float dot(int64_t token) const {
+  float dot(const std::vector<float>& key) const {
     float acc = 0;
-    const auto step = [&](int d) { acc = std::fma(q_[at(d)], number(tokens_.k, token, d), acc); };
+    const auto step = [&](int d) { acc = std::fma(q_[at(d)], key[at(d)], acc); };
     for (int d = 0; d < shape_.head_dim; d += 2) {
       const bool pairs = shape_.dtype != DType::kF32;
       step(pairs ? d + 1 : d);
@@ -81,10 +111,11 @@ class Row {
     return acc;
   }
   // Pairs of keys at even positions, the odd one first; a key that is not seen is left out.
-  float sum(const std::vector<float>& p, int64_t begin, int64_t lo, int64_t hi, int d) const {
+  float sum(const std::vector<float>& p, const std::vector<std::vector<float>>& values, int64_t begin, int64_t lo,
+            int64_t hi, int d) const {
     float acc = 0;
     const auto step = [&](int64_t t) {
-      if (t >= lo && t < hi) acc = std::fma(p[at(t - begin)], number(tokens_.v, t, d), acc);
+      if (t >= lo && t < hi) acc = std::fma(p[at(t - begin)], values[at(t - lo)][at(d)], acc);
     };
     for (int64_t t = lo / 2 * 2; t < hi; t += 2) {
       const bool pairs = shape_.dtype != DType::kF32;

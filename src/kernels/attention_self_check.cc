@@ -73,7 +73,7 @@ Result<std::vector<float>> attention(const KernelTable& table, DType dtype) {
 Result<void> attention_self_check(const KernelTable& table) {
   auto scalar = kernel_table(Isa::kScalar, {});
   if (!scalar) return std::unexpected(scalar.error());
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8}) {
     const auto want = attention(*scalar, dtype), got = attention(table, dtype);
     if (!want) return std::unexpected(want.error());
     if (!got) return std::unexpected(got.error());

@@ -48,8 +48,20 @@ TEST_F(Attention, EveryShapeInFp32) {
     }
 }
 
+TEST_F(Attention, EveryShapeInInt8) {
+  for (const int head_dim : kHeadDims)
+    for (const int page : {16, 32, 64})
+      for (const int group : {1, 3, 8}) {
+        World world(shape_of(head_dim, page, group, 2, DType::kI8), 64, 0, static_cast<unsigned>(head_dim));
+        world.add(writer(), 250, 9);
+        world.add(writer(), 300, 1);
+        world.add(writer(), 0, 3);
+        world.expect_same_everywhere("D " + std::to_string(head_dim) + " page " + std::to_string(page));
+      }
+}
+
 TEST_F(Attention, DecodeDepths) {
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8}) {
     World world(shape_of(32, 32, 3, 2, dtype), 64, 0);
     for (const int depth : {0, 1, 14, 15, 16, 17, 254, 255, 256, 257, 510, 511, 512, 513, 700})
       world.add(writer(), depth, 1);
@@ -99,9 +111,27 @@ TEST_F(Attention, WindowsChunksCapsAndSinks) {
       }
 }
 
+// Windows and chunks over int8, where the scales of keys that a row does not see may be NaN.
+TEST_F(Attention, MasksOverInt8) {
+  unsigned seed = 0;
+  for (const int window : {0, 5, 100, 300})
+    for (const int chunk : {0, 7, 256}) {
+      if (window > 0 && chunk > 0) continue;
+      AttentionShape shape = shape_of(64, 16, 2, 1, DType::kI8);
+      shape.window = window;
+      shape.chunk = chunk;
+      World world(shape, 64, 0, seed++);
+      world.set_options(seed % 2 == 0 ? 3.0F : 0.0F, seed % 3 == 0);
+      world.add(writer(), 240, 24);
+      world.add(writer(), 530, 1);
+      world.add(writer(), 0, 20);
+      world.expect_same_everywhere("window " + std::to_string(window) + " chunk " + std::to_string(chunk));
+    }
+}
+
 // A tree of prefixes: the bits are those of every sequence alone.
 TEST_F(Attention, SharedPrefixes) {
-  for (const DType dtype : {DType::kBF16, DType::kF32})
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8})
     for (const int window : {0, 300}) {
       AttentionShape shape = shape_of(32, 64, 4, 2, dtype);
       shape.window = window;

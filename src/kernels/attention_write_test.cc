@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -60,6 +61,56 @@ TEST(AttentionWrite, Layout) {
                  {.slots = slots, .k = k.data(), .v = v.data(), .k_stride = stride, .v_stride = stride}, pool);
         EXPECT_EQ(std::memcmp(want.data(), buffer->data(), want.size()), 0) << name_of(table.isa) << " " << head_dim;
       }
+}
+
+// One row of K and V in int8: the integers where attention.h says, then the scales.
+TEST(AttentionWrite, Int8LayoutAndHardRows) {
+  constexpr int kDim = 72, kPage = 32, kPlace = 19;
+  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  std::mt19937 rng(4);
+  auto plain = random_numbers(kDim, rng);
+  auto even = std::vector<float>(kDim, 0.5F);  // 0.5 * 127 is rounded to even
+  even[1] = 1;
+  auto broken = plain, endless = plain;
+  broken[70] = nan;
+  endless[3] = -infinity;
+  const std::vector<float> tiny(kDim, 9e-31F), huge(kDim, -3.4e38F);
+  for (const KernelTable& table : test_tables())
+    for (const auto& row : {plain, even, broken, endless, tiny, huge}) {
+      const AttentionShape shape = shape_of(kDim, kPage, 1, 1, DType::kI8);
+      Allocator memory;
+      auto buffer = memory.allocate(kv_head_bytes(DType::kI8, kPage, kDim));
+      ASSERT_TRUE(buffer);
+      ASSERT_EQ(buffer->size(), static_cast<size_t>(kPage * (2 * kDim + 8)));
+      std::memset(buffer->data(), 0xa5, buffer->size());
+      std::vector<std::byte> want(buffer->data(), buffer->data() + buffer->size());
+      float peak = 0;
+      bool finite = true;
+      for (const float x : row) {
+        peak = std::max(peak, std::abs(x));
+        finite = finite && std::isfinite(x);
+      }
+      const bool zero = !finite || peak < 1e-30F;
+      for (size_t d = 0; d < kDim; d++) {
+        const auto q = static_cast<std::byte>(zero ? 0 : static_cast<int8_t>(std::nearbyint(row[d] * (127 / peak))));
+        const size_t block = d / 64, width = block == 0 ? 64 : 8;
+        want[(d / 2 * kPage + kPlace) * 2 + d % 2] = q;
+        want[kDim * kPage + block * 64 * kPage + (kPlace / 2 * width + d % 64) * 2 + kPlace % 2] = q;
+      }
+      const float scale = !finite ? nan : zero ? 0 : peak / 127;
+      std::memcpy(&want[2 * kDim * kPage + kPlace * 4], &scale, 4);
+      std::memcpy(&want[2 * kDim * kPage + (kPage + kPlace) * 4], &scale, 4);
+      const KvView view = {.base = buffer->data(),
+                           .page_stride = buffer->size(),
+                           .head_stride = 0,
+                           .block_tokens = kPage,
+                           .pages_per_block = 1};
+      const int64_t slots[] = {kPlace};
+      ThreadPool pool(1);
+      write_kv(table, shape, view,
+               {.slots = slots, .k = row.data(), .v = row.data(), .k_stride = kDim, .v_stride = kDim}, pool);
+      EXPECT_EQ(std::memcmp(want.data(), buffer->data(), want.size()), 0) << name_of(table.isa) << " " << row[0];
+    }
 }
 
 TEST(AttentionWrite, RoundingOfHardNumbers) {

@@ -69,24 +69,29 @@ void expect_same(const std::vector<Answer>& got, const std::vector<Answer>& want
 struct BitsCase {
   std::string model;
   Profile profile;
+  KvCacheDtype cache = KvCacheDtype::kAuto;
 };
 
 std::string name_of(const ::testing::TestParamInfo<BitsCase>& info) {
   std::string name = info.param.model.substr(info.param.model.find('/') + 1);
   name = name.substr(0, name.find('.'));
-  return name + (info.param.profile == Profile::kBF16 ? "_bf16" : info.param.profile == Profile::kQ8 ? "_q8" : "_f32");
+  name += info.param.profile == Profile::kBF16 ? "_bf16" : info.param.profile == Profile::kQ8 ? "_q8" : "_f32";
+  return info.param.cache == KvCacheDtype::kInt8 ? name + "_int8" : name;
 }
 
 class Bits : public ::testing::TestWithParam<BitsCase> {
  protected:
   void SetUp() override {
-    const BitsCase& c = GetParam();
-    model_ = std::string(QUIRE_TEST_DATA) + "/models/" + c.model;
-    CoreHarness harness(alone(model_, c.profile));
+    model_ = std::string(QUIRE_TEST_DATA) + "/models/" + GetParam().model;
+    CoreHarness harness(base());
     for (auto& request : requests()) want_.push_back(harness.run({request}).front());
   }
 
-  EngineOptions base() const { return alone(model_, GetParam().profile); }
+  EngineOptions base() const {
+    EngineOptions options = alone(model_, GetParam().profile);
+    options.kv_cache_dtype = GetParam().cache;
+    return options;
+  }
   std::vector<Answer> run(const EngineOptions& options, bool poison = false) {
     CoreHarness harness(options);
     harness.poison_free_blocks(poison);
@@ -198,9 +203,19 @@ TEST_P(Bits, OnEveryInstructionSet) {
   }
 }
 
+TEST_P(Bits, TheFingerprintNamesTheCache) {
+  EngineOptions options = base();
+  const auto fingerprint = [&] { return CoreHarness(options).core().info().fingerprint; };
+  const std::string own = fingerprint();
+  options.kv_cache_dtype = GetParam().cache == KvCacheDtype::kInt8 ? KvCacheDtype::kAuto : KvCacheDtype::kInt8;
+  EXPECT_NE(fingerprint(), own);
+}
+
 INSTANTIATE_TEST_SUITE_P(Tiny, Bits,
                          ::testing::Values(BitsCase{"llama_untied", Profile::kBF16}, BitsCase{"qwen3", Profile::kBF16},
                                            BitsCase{"gemma3", Profile::kBF16}, BitsCase{"gemma3", Profile::kF32},
+                                           BitsCase{"gemma3", Profile::kBF16, KvCacheDtype::kInt8},
+                                           BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8, KvCacheDtype::kInt8},
                                            BitsCase{"gguf/random_gemma3_mixed.gguf", Profile::kQ8},
                                            BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8},
                                            BitsCase{"gguf/random_llama_k.gguf", Profile::kBF16}),

@@ -48,6 +48,15 @@ struct LaneInts {
     __builtin_memcpy(part.v, p, static_cast<size_t>(n) * 4);
     return load(part.v);
   }
+  static LaneInts load_halves(const void* p) {
+    const auto* q = static_cast<const __m128i*>(p);
+    return {_mm256_cvtepi16_epi32(_mm_loadu_si128(q)), _mm256_cvtepi16_epi32(_mm_loadu_si128(q + 1))};
+  }
+  static LaneInts load_halves_part(const void* p, int n) {
+    alignas(16) int16_t part[16] = {};
+    __builtin_memcpy(part, p, static_cast<size_t>(n) * 2);
+    return load_halves(part);
+  }
   static LaneInts iota(int32_t first) {
     const __m256i step = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
     return {_mm256_add_epi32(_mm256_set1_epi32(first), step), _mm256_add_epi32(_mm256_set1_epi32(first + 8), step)};

@@ -1,4 +1,4 @@
-// The chunk kernel by vdpbf16ps; avx512/attention.cc puts it into a table.
+// The chunk kernels by vdpbf16ps, over bf16 and int8; avx512/attention.cc puts them into a table.
 #pragma once
 
 #include "kernels/attention_kernels.h"
@@ -6,5 +6,6 @@
 namespace quire::kernels {
 
 void attention_chunk_avx512_bf16(const ChunkArgs& args);
+void attention_chunk_i8_avx512_bf16(const ChunkArgs& args);
 
 }  // namespace quire::kernels

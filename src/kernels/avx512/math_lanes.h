@@ -27,6 +27,13 @@ struct LaneInts {
   static LaneInts set(int32_t x) { return {_mm512_set1_epi32(x)}; }
   static LaneInts load(const void* p) { return {_mm512_loadu_si512(p)}; }
   static LaneInts load_part(const void* p, int n) { return {_mm512_maskz_loadu_epi32(first_lanes(n), p)}; }
+  // Sixteen 16-bit numbers, their signs extended.
+  static LaneInts load_halves(const void* p) {
+    return {_mm512_cvtepi16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+  }
+  static LaneInts load_halves_part(const void* p, int n) {
+    return {_mm512_cvtepi16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), p))};
+  }
   static LaneInts iota(int32_t first) {
     return {_mm512_add_epi32(_mm512_set1_epi32(first),
                              _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0))};

@@ -6,9 +6,11 @@ namespace {
 
 using Bf16 = Tile<Bf16Words, 1, 1>;
 using F32 = Tile<F32Words, 1, 1>;
+using I8 = Tile<I8Words, 1, 1>;
 
 constexpr AttentionKernels kKernels = {.bf16 = {chunk<Bf16>, write_tokens<Bf16>, encode_row<Bf16>},
                                        .f32 = {chunk<F32>, write_tokens<F32>, nullptr},
+                                       .i8 = {chunk<I8>, write_tokens<I8>, encode_row<I8>},
                                        .merge = merge_states,
                                        .finish = finish_row};
 

@@ -60,6 +60,15 @@ struct ScalarInts {
     __builtin_memcpy(r.v, p, static_cast<size_t>(n) * 4);
     return r;
   }
+  // N 16-bit numbers, their signs extended; or the first n, the rest being zero.
+  static ScalarInts load_halves(const void* p) { return load_halves_part(p, N); }
+  static ScalarInts load_halves_part(const void* p, int n) {
+    int16_t halves[N] = {};
+    __builtin_memcpy(halves, p, static_cast<size_t>(n) * 2);
+    ScalarInts r;
+    for (int i = 0; i < N; i++) r.v[i] = halves[i];
+    return r;
+  }
   static ScalarInts iota(int32_t first) {
     ScalarInts r;
     for (int i = 0; i < N; i++) r.v[i] = first + i;

@@ -14,7 +14,10 @@ namespace {
 // fp32: acc = fma(word, broadcast, acc).
 struct F32Words {
   static constexpr int kPerWord = 1;
-  using Element = uint32_t;
+  static constexpr bool kScaled = false;  // whether rows of the cache have scales
+  using Element = uint32_t;               // a number of q and p
+  using Stored = uint32_t;                // a number of the cache
+  using Word = uint32_t;
   using Words = Lanes;
   using Broadcast = Lanes;
   static Words load(const std::byte* p) { return Lanes::load(reinterpret_cast<const float*>(p)); }
@@ -40,7 +43,10 @@ inline LaneInts rounded_bf16(Lanes x) {
 // bf16 by two FMAs, the odd number first: what vdpbf16ps computes.
 struct Bf16Words {
   static constexpr int kPerWord = 2;
+  static constexpr bool kScaled = false;
   using Element = uint16_t;
+  using Stored = uint16_t;
+  using Word = uint32_t;
   struct Words {
     Lanes even, odd;
   };
@@ -61,6 +67,20 @@ struct Bf16Words {
   static void encode16(Lanes x, Element* out) { rounded_bf16(x).store_low_halves(out); }
 };
 
+// int8 pairs, sign-extended to lanes, as the pairs of fp32 numbers that their bf16 numbers are.
+inline Bf16Words::Words widen_bytes(LaneInts w) {
+  return {to_floats(shift_right_signed<24>(shift_left<24>(w))), to_floats(shift_right_signed<8>(w))};
+}
+
+// int8 numbers times bf16 q and p, as bf16 numbers; scales come in between (numerics rule 13).
+struct I8Words : Bf16Words {
+  static constexpr bool kScaled = true;
+  using Stored = int8_t;
+  using Word = uint16_t;
+  static Words load(const std::byte* p) { return widen_bytes(LaneInts::load_halves(p)); }
+  static Words load_part(const std::byte* p, int n) { return widen_bytes(LaneInts::load_halves_part(p, n)); }
+};
+
 // A tile of Rows query rows times Columns vectors of keys (scores) or dimensions (values).
 template <class Words, int Rows, int Columns>
 struct Tile : Words {
@@ -71,11 +91,15 @@ struct Tile : Words {
 inline int least(int a, int b) { return a < b ? a : b; }
 inline int block_width(int head_dim, int block) { return least(kValueBlock, head_dim - block * kValueBlock); }
 
+// Sixteen words of the cache.
+template <class T>
+constexpr size_t kVectorBytes = Lanes::kCount * sizeof(typename T::Word);
+
 // The run's first row of V in a dimension block.
 template <class T>
 inline const std::byte* value_rows(const KeyRun& run, int block, int width) {
   return run.v + static_cast<size_t>(block) * run.v_block_stride +
-         static_cast<size_t>(run.v_place / T::kPerWord) * static_cast<size_t>(width) * 4;
+         static_cast<size_t>(run.v_place / T::kPerWord) * static_cast<size_t>(width) * sizeof(typename T::Word);
 }
 
 // ---------------------------------------------------------------- scores
@@ -113,7 +137,7 @@ __attribute__((noinline)) void scores(const ChunkArgs& a, int row, int first, fl
       for (int j = 0; j < NR; j++) {
         key[j] = T::load(k[j]);
         k[j] += stride;
-        if constexpr (Ahead) __builtin_prefetch(v[j] + static_cast<size_t>(d) * 64, 0, 2);
+        if constexpr (Ahead) __builtin_prefetch(v[j] + static_cast<size_t>(d) * kVectorBytes<T>, 0, 2);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < MR; r++) {
@@ -145,15 +169,19 @@ void all_scores(const ChunkArgs& a, int row, float (*s)[kSoftmaxChunk]) {
 
 // ---------------------------------------------------------------- softmax
 
+// `x` for the keys that the row sees, of the sixteen from `base` on; `other` for the rest, whatever x is there.
+inline Lanes masked(const QueryRow& row, int base, Lanes x, float other) {
+  if (base >= row.lo && base + kKeyRun <= row.hi) return x;
+  const LaneInts key = LaneInts::iota(base);
+  const LaneMask seen = both(greater(key, LaneInts::set(row.lo - 1)), greater(LaneInts::set(row.hi), key));
+  return select(seen, x, Lanes::set(other));
+}
+
 // Scores in log2 units; keys outside [lo, hi) become -inf, whatever was there.
 inline Lanes masked_scores(const ChunkArgs& a, const QueryRow& row, int base, Lanes x) {
   x = mul(x, Lanes::set(a.scale));
   if (a.soft_cap > 0) x = mul(Lanes::set(a.soft_cap), tanh_lanes(div(x, Lanes::set(a.soft_cap))));
-  x = mul(x, Lanes::set(kLog2e));
-  if (base >= row.lo && base + kKeyRun <= row.hi) return x;
-  const LaneInts key = LaneInts::iota(base);
-  const LaneMask seen = both(greater(key, LaneInts::set(row.lo - 1)), greater(LaneInts::set(row.hi), key));
-  return select(seen, x, Lanes::set(-kInfinity));
+  return masked(row, base, mul(x, Lanes::set(kLog2e)), -kInfinity);
 }
 
 template <class T>
@@ -161,7 +189,9 @@ inline SoftmaxState softmax(const ChunkArgs& a, const QueryRow& row, float* s, t
   Lanes peak = Lanes::set(-kInfinity);
   for (int i = 0; i < a.runs->count; i++) {
     const int base = a.runs->run[i].index * kKeyRun;
-    const Lanes x = masked_scores(a, row, base, Lanes::load(s + base));
+    Lanes x = Lanes::load(s + base);
+    if constexpr (T::kScaled) x = mul(x, Lanes::load(a.runs->run[i].k_scales));
+    x = masked_scores(a, row, base, x);
     x.store(s + base);
     peak = max(peak, x);
   }
@@ -171,7 +201,11 @@ inline SoftmaxState softmax(const ChunkArgs& a, const QueryRow& row, float* s, t
     const int base = a.runs->run[i].index * kKeyRun;
     const Lanes e = exp2_bounded(sub(Lanes::load(s + base), Lanes::set(m)));
     sum = add(sum, e);
-    T::encode16(e, p + base);
+    if constexpr (T::kScaled) {
+      T::encode16(masked(row, base, mul(e, Lanes::load(a.runs->run[i].v_scales)), 0), p + base);
+    } else {
+      T::encode16(e, p + base);
+    }
   }
   return {m, tree_sum(sum)};
 }
@@ -184,14 +218,15 @@ __attribute__((noinline)) void values(const ChunkArgs& a, int row, const typenam
                                       const KeyRun* runs, int block, int first_dim) {
   const int width = block_width(a.head_dim, block);
   const int last = width - first_dim - (NV - 1) * Lanes::kCount;  // words of the last vector
-  const size_t pitch = static_cast<size_t>(width) * 4;
+  const size_t pitch = static_cast<size_t>(width) * sizeof(typename T::Word);
   Lanes acc[MR][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++) acc[r][j] = Lanes::set(0);
   for (int i = 0; i < a.runs->count; i++) {
-    const std::byte* v = value_rows<T>(runs[i], block, width) + static_cast<size_t>(first_dim) * 4;
+    const std::byte* v =
+        value_rows<T>(runs[i], block, width) + static_cast<size_t>(first_dim) * sizeof(typename T::Word);
     const std::byte* weight = reinterpret_cast<const std::byte*>(p[row] + runs[i].index * kKeyRun);
     const std::byte* ahead = v;
     size_t ahead_stride = 0;
@@ -206,7 +241,8 @@ __attribute__((noinline)) void values(const ChunkArgs& a, int row, const typenam
       typename T::Words value[NV];
 #pragma GCC unroll 4
       for (int j = 0; j < NV; j++) {
-        value[j] = Whole || j + 1 < NV ? T::load(v + j * 64) : T::load_part(v + j * 64, last);
+        const std::byte* at = v + static_cast<size_t>(j) * kVectorBytes<T>;
+        value[j] = Whole || j + 1 < NV ? T::load(at) : T::load_part(at, last);
         if constexpr (Ahead) {
           __builtin_prefetch(ahead, 0, 2);
           ahead += ahead_stride;
@@ -251,30 +287,33 @@ void all_values(const ChunkArgs& a, int row, const typename T::Element (*p)[kSof
 
 // V of a run that the rows see only in part, with unseen tokens zeroed, because 0 x NaN would not be.
 template <class T>
-void copy_visible(const ChunkArgs& a, KeyRun& run, uint32_t* copy) {
+void copy_visible(const ChunkArgs& a, KeyRun& run, typename T::Word* copy) {
+  using Word = typename T::Word;
   constexpr int kRows = kKeyRun / T::kPerWord;
+  constexpr int kBits = 8 * sizeof(Word) / T::kPerWord;
+  constexpr uint32_t kNumber = 0xffffffffU >> (32 - kBits);
   uint32_t mask[kRows];
   for (int t = 0; t < kRows; t++) {
     mask[t] = 0;
     for (int e = 0; e < T::kPerWord; e++) {
       const int key = run.index * kKeyRun + t * T::kPerWord + e;
-      if (key >= a.lo && key < a.hi) mask[t] |= (T::kPerWord == 1 ? 0xffffffffU : 0xffffU) << (16 * e);
+      if (key >= a.lo && key < a.hi) mask[t] |= kNumber << (kBits * e);
     }
   }
   for (int block = 0; block * kValueBlock < a.head_dim; block++) {
     const int width = block_width(a.head_dim, block);
     const std::byte* from = value_rows<T>(run, block, width);
-    uint32_t* to = copy + block * kValueBlock * kRows;
+    Word* to = copy + block * kValueBlock * kRows;
     for (int t = 0; t < kRows; t++)
-      for (int d = 0; d < width; d++, from += 4) {
-        uint32_t word;
+      for (int d = 0; d < width; d++, from += sizeof(Word)) {
+        Word word;
         __builtin_memcpy(&word, from, sizeof word);
-        *to++ = word & mask[t];
+        *to++ = static_cast<Word>(word & mask[t]);
       }
   }
   run.v = reinterpret_cast<const std::byte*>(copy);
   run.v_place = 0;
-  run.v_block_stride = kValueBlock * kRows * sizeof(uint32_t);
+  run.v_block_stride = kValueBlock * kRows * sizeof(Word);
 }
 
 // ---------------------------------------------------------------- chunk
@@ -314,7 +353,7 @@ template <class T>
 void chunk(const ChunkArgs& a) {
   alignas(64) float s[kAttentionTileRows][kSoftmaxChunk];
   alignas(64) typename T::Element p[kAttentionTileRows][kSoftmaxChunk];
-  alignas(64) uint32_t copy[2][kMaxHeadDim * kKeyRun / T::kPerWord];
+  alignas(64) typename T::Word copy[2][kMaxHeadDim * kKeyRun / T::kPerWord];
   KeyRun value_runs[kChunkRuns];
   const int count = a.runs->count;
   __builtin_memcpy(value_runs, a.runs->run, static_cast<size_t>(count) * sizeof(KeyRun));
@@ -384,15 +423,60 @@ void encode_row(const float* x, int n, void* out) {
   }
 }
 
+// The largest magnitude of a row, as bits: those of NaN and infinity are the greatest.
+inline uint32_t peak_bits(const float* x, int n) {
+  LaneInts peak = LaneInts::set(0);
+  for (int i = 0; i < n; i += Lanes::kCount) {
+    const LaneInts bits =
+        bit_and(bits_of(Lanes::load_part(x + i, least(Lanes::kCount, n - i))), LaneInts::set(0x7fffffff));
+    peak = select(greater(bits, peak), bits, peak);
+  }
+  uint32_t lanes[Lanes::kCount];
+  peak.store(lanes);
+  uint32_t most = 0;
+  for (const uint32_t lane : lanes) most = lane > most ? lane : most;
+  return most;
+}
+
+// A row as int8 numbers (numerics rule 13); returns its scale: NaN if a number is not finite, 0 if all are tiny.
+inline float quantise_row(const float* x, int n, int8_t* out) {
+  const uint32_t bits = peak_bits(x, n);
+  const float peak = __builtin_bit_cast(float, bits);
+  const bool finite = bits < 0x7f800000U;
+  if (!finite || peak < 1e-30F) {
+    __builtin_memset(out, 0, static_cast<size_t>(n));
+    return finite ? 0 : __builtin_nanf("");
+  }
+  const Lanes inverse = Lanes::set(127.0F / peak);
+  for (int i = 0; i < n; i += Lanes::kCount) {
+    const int count = least(Lanes::kCount, n - i);
+    int32_t q[Lanes::kCount];
+    to_ints(mul(Lanes::load_part(x + i, count), inverse)).store(q);
+    for (int j = 0; j < count; j++) out[i + j] = static_cast<int8_t>(q[j]);
+  }
+  return peak / 127.0F;
+}
+
+// A row as the cache stores it; returns its scale where rows have one.
+template <class T>
+inline float store_row(const float* x, int n, typename T::Stored* out) {
+  if constexpr (T::kScaled) {
+    return quantise_row(x, n, out);
+  } else {
+    encode_row<T>(x, n, out);
+    return 1;
+  }
+}
+
 // One row of V, next to the tokens that share its words.
 template <class T>
-void write_value_row(const WriteArgs& a, int place, const typename T::Element* row) {
+void write_value_row(const WriteArgs& a, int place, const typename T::Stored* row) {
   constexpr auto kPer = static_cast<size_t>(T::kPerWord);
-  auto* to = reinterpret_cast<typename T::Element*>(a.v_tile);
+  auto* to = reinterpret_cast<typename T::Stored*>(a.v_tile);
   const auto at = static_cast<size_t>(place);
   for (int block = 0; block * kValueBlock < a.head_dim; block++) {
     const auto width = static_cast<size_t>(block_width(a.head_dim, block));
-    typename T::Element* line = to + at / kPer * width * kPer + at % kPer;
+    typename T::Stored* line = to + at / kPer * width * kPer + at % kPer;
     for (size_t d = 0; d < width; d++) line[d * kPer] = *row++;
     to += width * static_cast<size_t>(a.page_tokens);
   }
@@ -401,18 +485,22 @@ void write_value_row(const WriteArgs& a, int place, const typename T::Element* r
 // Places are written in groups of a vector, so that a group's words of K are neighbours.
 template <class T>
 void write_tokens(const WriteArgs& a) {
-  alignas(64) typename T::Element rows[kKeyRun][kMaxHeadDim];
-  auto* k_words = reinterpret_cast<uint32_t*>(a.k_tile);
+  using Word = typename T::Word;
+  alignas(64) typename T::Stored rows[kKeyRun][kMaxHeadDim];
+  auto* k_words = reinterpret_cast<Word*>(a.k_tile);
   for (int first = 0; first < a.count; first += kKeyRun) {
     const int count = least(kKeyRun, a.count - first);
-    for (int i = 0; i < count; i++)
-      encode_row<T>(a.k + static_cast<size_t>(first + i) * a.k_stride, a.head_dim, rows[i]);
+    for (int i = 0; i < count; i++) {
+      const float scale = store_row<T>(a.k + static_cast<size_t>(first + i) * a.k_stride, a.head_dim, rows[i]);
+      if constexpr (T::kScaled) a.scales[a.place + first + i] = scale;
+    }
     for (int d = 0; d < a.head_dim / T::kPerWord; d++) {
-      uint32_t* line = k_words + static_cast<size_t>(d) * static_cast<size_t>(a.page_tokens) + a.place + first;
+      Word* line = k_words + static_cast<size_t>(d) * static_cast<size_t>(a.page_tokens) + a.place + first;
       for (int i = 0; i < count; i++) __builtin_memcpy(line + i, rows[i] + d * T::kPerWord, sizeof *line);
     }
     for (int i = 0; i < count; i++) {
-      encode_row<T>(a.v + static_cast<size_t>(first + i) * a.v_stride, a.head_dim, rows[i]);
+      const float scale = store_row<T>(a.v + static_cast<size_t>(first + i) * a.v_stride, a.head_dim, rows[i]);
+      if constexpr (T::kScaled) a.scales[a.page_tokens + a.place + first + i] = scale;
       write_value_row<T>(a, a.place + first + i, rows[i]);
     }
   }
