@@ -13,7 +13,7 @@ class Mutant:
 
 
 CACHE = ("cache_test", "sched_test")
-WHOLE = ("exec_test", "golden_test", "bits_test")
+WHOLE = ("hybrid_test", "golden_test")
 
 MUTANTS = (
     Mutant(
