@@ -20,6 +20,15 @@ std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
+std::string numerics_of(const model::AttentionSpec& a) {
+  return fmt::format("attention {} {} {} {} {} {} '{}' {}", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.window,
+                     a.chunk, a.donor, a.rope);
+}
+
+std::string numerics_of(const model::GatedDeltaSpec& g) {
+  return fmt::format("gated delta {} {} {} {}", g.shape.heads, g.shape.key_dim, g.shape.value_dim, g.shape.conv_width);
+}
+
 // What the configuration contributes to the bits of an answer; the tensors' names and shapes are in their digest.
 std::string numerics_of(const model::ModelSpec& spec) {
   std::string text = fmt::format("{} eps {} scaled {}\n", spec.architecture, spec.norm_epsilon, spec.scale_embeddings);
@@ -28,9 +37,8 @@ std::string numerics_of(const model::ModelSpec& spec) {
                         rope.rotary_dim, rope.interleaved, rope.factor, rope.low_freq_factor, rope.high_freq_factor,
                         rope.original_max_position, rope.attention_factor, fmt::join(rope.frequency_divisors, " "));
   for (const auto& layer : spec.layers) {
-    const auto& a = layer.attention;
-    text += fmt::format("layer {} {} {} {} {} {} {} {} {} {}\n", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.window,
-                        a.chunk, a.donor, a.rope, layer.attention_norm.offset, static_cast<int>(layer.mlp.activation));
+    text += fmt::format("layer {} {} {}\n", std::visit([](const auto& m) { return numerics_of(m); }, layer.mixer),
+                        layer.attention_norm.offset, static_cast<int>(layer.mlp.activation));
   }
   return text + fmt::format("end {}\n", fmt::join(spec.end_tokens, " "));
 }
@@ -163,6 +171,8 @@ Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const Engin
   outline.profile = profile;
   outline.cache = {.dtype = cache_dtype(options.kv_cache_dtype, profile),
                    .block_size = block_size_of(options),
+                   .max_positions = spec.max_positions,
+                   .prefix_caching = options.prefix_caching,
                    .pages = std::move(pages)};
   outline.layers = exec::cache_layers(spec, outline.cache);
 

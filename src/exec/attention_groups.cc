@@ -46,12 +46,23 @@ Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, cons
                                               int64_t max_num_seqs) {
   const cache::CachePlan& plan = storage.plan();
   AttentionGroups result;
-  for (const auto& layer : spec.layers) {
-    const model::AttentionSpec& attention = layer.attention;
-    const std::string& keeper = attention.keeps_own() ? attention.name : attention.donor;
-    const auto it = std::ranges::find(layers, keeper, &cache::CacheLayer::name);
+  const auto place_of = [&](const std::string& name) -> const cache::LayerPlace& {
+    const auto it = std::ranges::find(layers, name, &cache::CacheLayer::name);
     QUIRE_CHECK(it != layers.end());
-    const cache::LayerPlace& place = plan.layers[static_cast<size_t>(it - layers.begin())];
+    return plan.layers[static_cast<size_t>(it - layers.begin())];
+  };
+  for (const auto& layer : spec.layers) {
+    const auto* attends = std::get_if<model::AttentionSpec>(&layer.mixer);
+    if (attends == nullptr) {
+      const std::string& name = model::name_of(layer.mixer);
+      const cache::LayerPlace& place = place_of(name);
+      result.states_.emplace(name, StateCache{place.group, storage.base() + place.offset,
+                                              static_cast<size_t>(place.strides.block), place.spec.block_size});
+      continue;
+    }
+    const model::AttentionSpec& attention = *attends;
+    const std::string& keeper = attention.keeps_own() ? attention.name : attention.donor;
+    const cache::LayerPlace& place = place_of(keeper);
     auto page_tokens = attention.keeps_own() ? choose_page(place.spec, pages(attention))
                                              : result.group(result.layer(keeper)).shape.page_tokens;
     if (!page_tokens) return std::unexpected(page_tokens.error());
@@ -99,6 +110,12 @@ void AttentionGroups::prepare(const StepBatch& batch, int workers) {
 const LayerCache& AttentionGroups::layer(std::string_view name) const {
   const auto it = layers_.find(name);
   QUIRE_CHECK(it != layers_.end());
+  return it->second;
+}
+
+const StateCache& AttentionGroups::states(std::string_view name) const {
+  const auto it = states_.find(name);
+  QUIRE_CHECK(it != states_.end());
   return it->second;
 }
 

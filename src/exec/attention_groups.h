@@ -39,6 +39,18 @@ struct LayerCache {
   kernels::KvView view;
 };
 
+// Where a layer's states lie: that of block b at base + b * block_stride.
+struct StateCache {
+  GroupId cache_group;
+  std::byte* base = nullptr;
+  size_t block_stride = 0;
+  int64_t block_tokens = 0;
+
+  float* state(int32_t block) const {
+    return reinterpret_cast<float*>(base + static_cast<size_t>(block) * block_stride);
+  }
+};
+
 class AttentionGroups {
  public:
   // The spec must have passed model::validate(). Layer l of the storage's plan is called layers[l].name. Steps have up
@@ -51,12 +63,14 @@ class AttentionGroups {
   void prepare(const StepBatch& batch, int workers);
 
   const LayerCache& layer(std::string_view name) const;
+  const StateCache& states(std::string_view name) const;
   const AttentionGroup& group(const LayerCache& layer) const { return groups_[static_cast<size_t>(layer.group)]; }
   std::span<const AttentionGroup> groups() const { return groups_; }
 
  private:
   std::vector<AttentionGroup> groups_;
   std::map<std::string, LayerCache, std::less<>> layers_;
+  std::map<std::string, StateCache, std::less<>> states_;
   std::vector<kernels::AttentionSequence> sequences_;  // scratch of prepare()
   std::vector<int32_t> used_columns_;                  // scratch of prepare()
 };

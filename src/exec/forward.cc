@@ -26,10 +26,12 @@ struct Widths {
 Widths widths_of(const model::ModelSpec& spec) {
   Widths w{0, spec.hidden_size, spec.hidden_size};
   for (const auto& layer : spec.layers) {
-    const int q = layer.attention.q_heads * layer.attention.head_dim;
-    w.wide = std::max({w.wide, layer.attention.qkv.rows()});
-    w.attended = std::max(w.attended, q);
-    w.input = std::max({w.input, q, layer.mlp.size});
+    const auto* a = std::get_if<model::AttentionSpec>(&layer.mixer);
+    const auto* g = std::get_if<model::GatedDeltaSpec>(&layer.mixer);
+    const int mixed = a != nullptr ? a->q_heads * a->head_dim : g->value_rows();
+    w.wide = std::max({w.wide, a != nullptr ? a->qkv.rows() : g->input.rows()});
+    w.attended = std::max(w.attended, mixed);
+    w.input = std::max({w.input, mixed, layer.mlp.size});
   }
   return w;
 }
@@ -82,7 +84,7 @@ void Forward::run(const StepBatch& batch, const AttentionGroups& caches, const L
   for (auto& rope : ropes_) rope.prepare(end, *pool_);
   embed(batch);
   for (size_t layer = 0; layer < model_->layers.size(); ++layer) {
-    attention(batch, caches, layer);
+    mix(batch, caches, layer);
     mlp(batch.rows(), layer);
   }
   head(batch, sink);
@@ -158,7 +160,7 @@ void Forward::add_residual(const model::Linear& linear, std::span<const float> p
 
 // In place, on the rows of q, and of k where the layer makes them.
 void Forward::rope_and_norm(const StepBatch& batch, const model::AttentionSpec& spec,
-                            const model::LayerWeights& weights) {
+                            const model::AttentionWeights& weights) {
   const auto stride = static_cast<size_t>(spec.qkv.rows());
   const auto d = static_cast<size_t>(spec.head_dim);
   const float epsilon = model_->spec.norm_epsilon;
@@ -178,33 +180,93 @@ void Forward::rope_and_norm(const StepBatch& batch, const model::AttentionSpec& 
   });
 }
 
-void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, size_t layer) {
+// x += post(mixer(norm(x))): the mixers leave their result's activations to be multiplied with the output matrix.
+void Forward::mix(const StepBatch& batch, const AttentionGroups& caches, size_t layer) {
   const model::LayerSpec& spec = model_->spec.layers[layer];
   const model::LayerWeights& weights = model_->layers[layer];
-  const model::AttentionSpec& a = spec.attention;
-  const auto stride = static_cast<size_t>(a.qkv.rows());
-  const size_t q_width = static_cast<size_t>(a.q_heads) * static_cast<size_t>(a.head_dim);
-  const size_t kv_width = static_cast<size_t>(a.kv_heads) * static_cast<size_t>(a.head_dim);
+  const model::Linear* output = nullptr;
+  if (const auto* a = std::get_if<model::AttentionSpec>(&spec.mixer)) {
+    const auto& w = std::get<model::AttentionWeights>(weights.mixer);
+    normed_activations(weights.attention_norm, w.qkv, 0, batch.rows());
+    attention(batch, caches, *a, w);
+    output = &w.output;
+  } else {
+    const auto& w = std::get<model::GatedDeltaWeights>(weights.mixer);
+    normed_activations(weights.attention_norm, w.input, 0, batch.rows());
+    gated_delta(batch, caches, std::get<model::GatedDeltaSpec>(spec.mixer), w);
+    output = &w.output;
+  }
+  add_residual(*output, weights.attention_post_norm, 0, batch.rows());
+}
 
-  normed_activations(weights.attention_norm, weights.qkv, 0, batch.rows());
+void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, const model::AttentionSpec& spec,
+                        const model::AttentionWeights& weights) {
+  const auto stride = static_cast<size_t>(spec.qkv.rows());
+  const size_t q_width = static_cast<size_t>(spec.q_heads) * static_cast<size_t>(spec.head_dim);
+  const size_t kv_width = static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim);
   apply(weights.qkv, floats(wide_), stride, nullptr);
-  rope_and_norm(batch, a, weights);
+  rope_and_norm(batch, spec, weights);
 
-  const LayerCache& cache = caches.layer(a.name);
+  const LayerCache& cache = caches.layer(spec.name);
   const AttentionGroup& group = caches.group(cache);
-  if (a.keeps_own()) {
+  if (spec.keeps_own()) {
     const float* k = floats(wide_) + q_width;
     const auto& slots = batch.groups[static_cast<size_t>(group.cache_group.value)].slots;
     kernels::write_kv(*kernels_, group.shape, cache.view, {slots, k, k + kv_width, stride, stride}, *pool_);
   }
   const kernels::AttentionRows rows{
-      .q = floats(wide_), .out = floats(attended_), .q_stride = stride, .out_stride = q_width, .scale = a.scale};
+      .q = floats(wide_), .out = floats(attended_), .q_stride = stride, .out_stride = q_width, .scale = spec.scale};
   kernels::attend(*kernels_, group.plan, cache.view, rows, workspace_, *pool_);
 
   activations_.reshape(kind_of(weights.output), batch.rows(), static_cast<int>(q_width));
   pool_->split(batch.rows(),
                [&](int begin, int end) { activations_.set_rows(*kernels_, floats(attended_), q_width, begin, end); });
-  add_residual(weights.output, weights.attention_post_norm, 0, batch.rows());
+}
+
+// A request's running state lies in the block of its last token; the step reads it there and leaves it in the block of
+// its own last token, which may be the same.
+void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches, const model::GatedDeltaSpec& spec,
+                          const model::GatedDeltaWeights& weights) {
+  const auto stride = static_cast<size_t>(spec.input.rows());
+  const auto width = static_cast<size_t>(spec.value_rows());
+  apply(weights.input, floats(wide_), stride, nullptr);
+
+  const StateCache& cache = caches.states(spec.name);
+  const GroupTables& tables = batch.groups[static_cast<size_t>(cache.cache_group.value)];
+  states_.clear();
+  for (size_t s = 0; s < batch.sequences.size(); ++s) {
+    const BatchSequence& sequence = batch.sequences[s];
+    const int32_t* blocks = tables.blocks.data() + s * static_cast<size_t>(tables.width);
+    const int64_t first = sequence.first_position, last = first + sequence.num_rows - 1;
+    states_.push_back({.from = first == 0 ? nullptr : cache.state(blocks[(first - 1) / cache.block_tokens]),
+                       .to = cache.state(blocks[last / cache.block_tokens]),
+                       .first_row = sequence.first_row,
+                       .num_rows = sequence.num_rows});
+  }
+  const float* z = floats(wide_) + spec.shape.channels();
+  kernels::gated_delta({.shape = spec.shape,
+                        .conv = weights.conv.data(),
+                        .decay = weights.decay.data(),
+                        .dt_bias = weights.dt_bias.data(),
+                        .x = floats(wide_),
+                        .a = z + width,
+                        .b = z + width + spec.shape.heads,
+                        .stride = stride,
+                        .out = floats(attended_),
+                        .out_stride = width},
+                       states_, *pool_);
+
+  activations_.reshape(kind_of(weights.output), batch.rows(), static_cast<int>(width));
+  const auto d = static_cast<size_t>(spec.shape.value_dim);
+  pool_->split(batch.rows(), [&](int begin, int end) {
+    for (int r = begin; r < end; ++r) {
+      float* y = floats(attended_) + static_cast<size_t>(r) * width;
+      kernels_->rows->rms_norm(
+          {y, d, weights.norm.data(), model_->spec.norm_epsilon, spec.shape.heads, spec.shape.value_dim, y, d});
+      kernels_->rows->silu_mul(z + static_cast<size_t>(r) * stride, y, static_cast<int>(width), y);
+      activations_.set_row(*kernels_, y, r);
+    }
+  });
 }
 
 void Forward::mlp(int rows, size_t layer) {

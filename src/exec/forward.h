@@ -16,6 +16,7 @@
 #include "exec/attention_groups.h"
 #include "exec/step_batch.h"
 #include "kernels/attention.h"
+#include "kernels/gated_delta.h"
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
 #include "kernels/rope.h"
@@ -47,11 +48,15 @@ class Forward {
       : model_(&model), kernels_(&kernels), pool_(&pool) {}
 
   void embed(const StepBatch& batch);
-  void attention(const StepBatch& batch, const AttentionGroups& caches, size_t layer);
+  void mix(const StepBatch& batch, const AttentionGroups& caches, size_t layer);
+  void attention(const StepBatch& batch, const AttentionGroups& caches, const model::AttentionSpec& spec,
+                 const model::AttentionWeights& weights);
+  void gated_delta(const StepBatch& batch, const AttentionGroups& caches, const model::GatedDeltaSpec& spec,
+                   const model::GatedDeltaWeights& weights);
   void mlp(int rows, size_t layer);
   void head(const StepBatch& batch, const LogitsSink& sink);
 
-  void rope_and_norm(const StepBatch& batch, const model::AttentionSpec& spec, const model::LayerWeights& weights);
+  void rope_and_norm(const StepBatch& batch, const model::AttentionSpec& spec, const model::AttentionWeights& weights);
   void normed_activations(std::span<const float> norm, const model::Linear& next, int first_row, int rows);
   void add_residual(const model::Linear& linear, std::span<const float> post_norm, int first_row, int rows);
   void apply(const model::Linear& linear, float* out, size_t stride, const float* residual);
@@ -72,6 +77,7 @@ class Forward {
   Buffer logits_;
   kernels::Activations activations_;
   kernels::AttentionWorkspace workspace_;
+  std::vector<kernels::GatedDeltaSequence> states_;  // of the step
 };
 
 }  // namespace quire::exec

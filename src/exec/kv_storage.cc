@@ -9,27 +9,54 @@ namespace quire::exec {
 
 cache::KernelBlockSizes page_sizes(const model::AttentionSpec&) { return {.exact = {16, 32, 64}, .multiples_of = {}}; }
 
+namespace {
+
+constexpr int64_t kLine = 64;  // kernels' tiles begin at multiples of it, and so must all that lies between them
+
+cache::CacheSpec cache_of(const model::AttentionSpec& attention, const CacheChoice& choice) {
+  cache::CacheSpec cache;
+  if (attention.window > 0) cache.retention = cache::SlidingWindow{.window = attention.window};
+  if (attention.chunk > 0) cache.retention = cache::ChunkedLocal{.chunk = attention.chunk};
+  cache.dtype = choice.dtype;
+  cache.block_size = choice.block_size;
+  cache.num_kv_heads = attention.kv_heads;
+  cache.state_bytes = static_cast<int64_t>(kernels::kv_head_bytes(choice.dtype, 1, attention.head_dim));
+  cache.block_stride_alignment = cache::stride_alignment_for(choice.pages(attention), {});
+  return cache;
+}
+
+// Without checkpoints one block serves a whole request.
+cache::CacheSpec cache_of(const model::GatedDeltaSpec& layer, const CacheChoice& choice) {
+  using Checkpoints = cache::RecurrentState::Checkpoints;
+  cache::CacheSpec cache;
+  cache.storage = cache::Storage::kState;
+  cache.retention =
+      cache::RecurrentState{.checkpoints = choice.prefix_caching ? Checkpoints::kAlign : Checkpoints::kNone};
+  cache.dtype = DType::kF32;
+  cache.block_size = choice.prefix_caching ? choice.block_size : choice.max_positions;
+  const auto bytes = static_cast<int64_t>(kernels::gated_delta_state_size(layer.shape) * sizeof(float));
+  cache.state_bytes = cache::round_up(bytes, kLine);
+  cache.uses_slot_mapping = false;
+  return cache;
+}
+
+bool keeps_own(const model::AttentionSpec& attention) { return attention.keeps_own(); }
+bool keeps_own(const model::GatedDeltaSpec&) { return true; }
+
+}  // namespace
+
 std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, const CacheChoice& choice) {
   std::vector<cache::CacheLayer> layers;
-  for (const auto& layer : spec.layers) {
-    const model::AttentionSpec& attention = layer.attention;
-    if (!attention.keeps_own()) continue;
-    cache::CacheSpec cache;
-    if (attention.window > 0) cache.retention = cache::SlidingWindow{.window = attention.window};
-    if (attention.chunk > 0) cache.retention = cache::ChunkedLocal{.chunk = attention.chunk};
-    cache.dtype = choice.dtype;
-    cache.block_size = choice.block_size;
-    cache.num_kv_heads = attention.kv_heads;
-    cache.state_bytes = static_cast<int64_t>(kernels::kv_head_bytes(choice.dtype, 1, attention.head_dim));
-    cache.block_stride_alignment = cache::stride_alignment_for(choice.pages(attention), {});
-    layers.push_back({attention.name, cache});
-  }
+  for (const auto& layer : spec.layers)
+    std::visit(
+        [&](const auto& mixer) {
+          if (keeps_own(mixer)) layers.push_back({mixer.name, cache_of(mixer, choice)});
+        },
+        layer.mixer);
   return layers;
 }
 
 Result<KvStorage> KvStorage::make(cache::CachePlan plan, Allocator& allocator) {
-  if (plan.needs_zeroing)
-    return fail(ErrorKind::kUnsupported, "a cache whose groups hold different types in the same blocks");
   auto memory = allocator.allocate(static_cast<size_t>(plan.allocation_bytes));
   if (!memory) return std::unexpected(memory.error());
   KvStorage storage;

@@ -22,16 +22,20 @@ cache::KernelBlockSizes page_sizes(const model::AttentionSpec& attention);
 struct CacheChoice {
   DType dtype = DType::kBF16;  // of keys and values
   int block_size = 0;          // tokens of a manager block
+  int64_t max_positions = 0;
+  bool prefix_caching = true;
   PageSizes pages = page_sizes;
 };
 
-// The cache layers of a model, in its order: K and V of every attention layer that keeps its own. Blocks that the
-// kernel must split are aligned, so that its pages tile them in every layout.
+// The cache layers of a model, in its order: K and V of every attention layer that keeps its own, and the states of the
+// others in fp32, with a checkpoint at every block for the prefix cache. Blocks that a kernel must split are aligned,
+// so that its pages tile them in every layout.
 std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, const CacheChoice& choice);
 
 class KvStorage {
  public:
-  // The plan must have passed cache::check_executable().
+  // The plan must have passed cache::check_executable(). Blocks need no zeroing when they change hands: no kernel reads
+  // as a number what its own group has not written.
   static Result<KvStorage> make(cache::CachePlan plan, Allocator& allocator);
 
   const cache::CachePlan& plan() const { return plan_; }

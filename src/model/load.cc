@@ -56,16 +56,20 @@ class Loader {
 
   void expect(size_t total) { total_ = total; }
 
-  Result<void> norm(const NormSpec& spec, std::vector<float>& out) {
-    if (!spec.present()) return {};
-    const int64_t shape[] = {spec.size};
-    auto tensor = require_shape(tensors_, spec.tensor, shape);
+  // A tensor as it is, widened.
+  Result<void> numbers(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out) {
+    auto tensor = require_shape(tensors_, name, shape);
     if (!tensor) return std::unexpected(tensor.error());
     if (weights::is_quantised((*tensor)->format))
-      return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; a norm must not be", spec.tensor),
-                  spec.tensor);
-    out.resize(static_cast<size_t>(spec.size));
+      return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; it must hold floats", name), name);
+    out.resize(static_cast<size_t>((*tensor)->elements()));
     weights::dequantise((*tensor)->format, (*tensor)->data, out);
+    return {};
+  }
+
+  Result<void> norm(const NormSpec& spec, std::vector<float>& out) {
+    if (!spec.present()) return {};
+    if (auto read = numbers(spec.tensor, {spec.size}, out); !read) return read;
     for (float& value : out) value += spec.offset;
     return {};
   }
@@ -135,10 +139,18 @@ void for_each_tensor(const LayerSpec& layer, F&& f) {
     for (const auto& part : m.parts) f(part.tensor);
   };
   norm(layer.attention_norm);
-  matrix(layer.attention.qkv);
-  norm(layer.attention.q_norm);
-  norm(layer.attention.k_norm);
-  matrix(layer.attention.output);
+  if (const auto* a = std::get_if<AttentionSpec>(&layer.mixer)) {
+    matrix(a->qkv);
+    norm(a->q_norm);
+    norm(a->k_norm);
+    matrix(a->output);
+  } else {
+    const auto& g = std::get<GatedDeltaSpec>(layer.mixer);
+    matrix(g.input);
+    for (const std::string* name : {&g.conv, &g.decay, &g.dt_bias}) f(*name);
+    norm(g.norm);
+    matrix(g.output);
+  }
   norm(layer.attention_post_norm);
   norm(layer.mlp_norm);
   matrix(layer.mlp.gate_up);
@@ -258,19 +270,36 @@ Result<Sha256Digest> digest_of(const ModelSpec& spec, const weights::TensorSourc
   return all.finish();
 }
 
+Result<void> load_mixer(Loader& loader, const AttentionSpec& spec, LayerWeights& layer) {
+  auto& out = layer.mixer.emplace<AttentionWeights>();
+  if (auto loaded = loader.norm(spec.q_norm, out.q_norm); !loaded) return loaded;
+  if (auto loaded = loader.norm(spec.k_norm, out.k_norm); !loaded) return loaded;
+  if (auto loaded = loader.linear(spec.qkv, out.qkv); !loaded) return loaded;
+  return loader.linear(spec.output, out.output);
+}
+
+Result<void> load_mixer(Loader& loader, const GatedDeltaSpec& spec, LayerWeights& layer) {
+  auto& out = layer.mixer.emplace<GatedDeltaWeights>();
+  const kernels::GatedDeltaShape& shape = spec.shape;
+  if (auto loaded = loader.numbers(spec.conv, {shape.channels(), shape.conv_width}, out.conv); !loaded) return loaded;
+  if (auto loaded = loader.numbers(spec.decay, {shape.heads}, out.decay); !loaded) return loaded;
+  if (auto loaded = loader.numbers(spec.dt_bias, {shape.heads}, out.dt_bias); !loaded) return loaded;
+  if (auto loaded = loader.norm(spec.norm, out.norm); !loaded) return loaded;
+  if (auto loaded = loader.linear(spec.input, out.input); !loaded) return loaded;
+  return loader.linear(spec.output, out.output);
+}
+
 Result<void> load_layer(Loader& loader, const LayerSpec& spec, LayerWeights& out) {
+  if (auto loaded = std::visit([&](const auto& mixer) { return load_mixer(loader, mixer, out); }, spec.mixer); !loaded)
+    return loaded;
   const std::pair<const NormSpec*, std::vector<float>*> norms[] = {
       {&spec.attention_norm, &out.attention_norm},
       {&spec.attention_post_norm, &out.attention_post_norm},
       {&spec.mlp_norm, &out.mlp_norm},
-      {&spec.mlp_post_norm, &out.mlp_post_norm},
-      {&spec.attention.q_norm, &out.q_norm},
-      {&spec.attention.k_norm, &out.k_norm}};
+      {&spec.mlp_post_norm, &out.mlp_post_norm}};
   for (const auto& [norm, to] : norms)
     if (auto loaded = loader.norm(*norm, *to); !loaded) return loaded;
-  const std::pair<const MatrixSpec*, Linear*> matrices[] = {{&spec.attention.qkv, &out.qkv},
-                                                            {&spec.attention.output, &out.output},
-                                                            {&spec.mlp.gate_up, &out.gate_up},
+  const std::pair<const MatrixSpec*, Linear*> matrices[] = {{&spec.mlp.gate_up, &out.gate_up},
                                                             {&spec.mlp.down, &out.down}};
   for (const auto& [matrix, to] : matrices)
     if (auto loaded = loader.linear(*matrix, *to); !loaded) return loaded;

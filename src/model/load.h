@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "base/buffer.h"
@@ -28,10 +29,20 @@ struct Linear {
   int cols = 0;
 };
 
+struct AttentionWeights {
+  std::vector<float> q_norm, k_norm;  // empty if absent
+  Linear qkv, output;
+};
+
+struct GatedDeltaWeights {
+  std::vector<float> conv, decay, dt_bias, norm;
+  Linear input, output;
+};
+
 struct LayerWeights {
   std::vector<float> attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;  // empty if absent
-  std::vector<float> q_norm, k_norm;
-  Linear qkv, output, gate_up, down;
+  std::variant<AttentionWeights, GatedDeltaWeights> mixer;                          // as in the spec
+  Linear gate_up, down;
 };
 
 struct Model {

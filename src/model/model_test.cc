@@ -205,8 +205,8 @@ TEST(Spec, RefusesHeadSizesThatNoKernelHas) {
   // Fewer channels than heads, and no head size of its own, leave nothing for a head.
   expect_error(changed("llama_tied", {{"head_dim", nullptr}, {"hidden_size", 2}}), ErrorKind::kUnsupported, "head_dim",
                "head_dim 0");
-  EXPECT_EQ(changed("llama_tied", {{"head_dim", nullptr}})->layers[0].attention.head_dim, 16);
-  EXPECT_EQ(changed("qwen3", {{"head_dim", 8}})->layers[0].attention.head_dim, 8);
+  EXPECT_EQ(changed("llama_tied", {{"head_dim", nullptr}})->layers[0].attention().head_dim, 16);
+  EXPECT_EQ(changed("qwen3", {{"head_dim", 8}})->layers[0].attention().head_dim, 8);
 }
 
 TEST(Spec, RefusesOtherActivations) {
@@ -284,7 +284,7 @@ TEST(Spec, RefusesUnknownLayerTypes) {
 
 std::vector<int> windows_of(const ModelSpec& spec) {
   std::vector<int> windows;
-  for (const auto& layer : spec.layers) windows.push_back(layer.attention.window);
+  for (const auto& layer : spec.layers) windows.push_back(layer.attention().window);
   return windows;
 }
 
@@ -339,7 +339,7 @@ TEST(Spec, OfTheFixtures) {
     EXPECT_EQ(spec->end_tokens, e.end < 0 ? std::vector<TokenId>{} : std::vector<TokenId>{e.end});
     ASSERT_EQ(spec->layers.size(), static_cast<size_t>(e.layers));
     for (const LayerSpec& layer : spec->layers) {
-      const AttentionSpec& a = layer.attention;
+      const AttentionSpec& a = layer.attention();
       EXPECT_EQ(a.q_heads, e.q_heads);
       EXPECT_EQ(a.kv_heads, e.kv_heads);
       EXPECT_EQ(a.head_dim, e.head_dim);
@@ -357,14 +357,14 @@ TEST(Spec, OfGemma3) {
     const auto spec = make_spec(open(model));
     ASSERT_TRUE(spec.has_value());
     EXPECT_EQ(windows_of(*spec), (std::vector<int>{16, 16, 16, 16, 16, 0, 16}));
-    EXPECT_EQ(spec->ropes[static_cast<size_t>(spec->layers[5].attention.rope)].theta, 1000000);
-    EXPECT_EQ(spec->ropes[static_cast<size_t>(spec->layers[5].attention.rope)].factor, 8);
-    EXPECT_EQ(spec->ropes[static_cast<size_t>(spec->layers[0].attention.rope)].theta, 10000);
+    EXPECT_EQ(spec->ropes[static_cast<size_t>(spec->layers[5].attention().rope)].theta, 1000000);
+    EXPECT_EQ(spec->ropes[static_cast<size_t>(spec->layers[5].attention().rope)].factor, 8);
+    EXPECT_EQ(spec->ropes[static_cast<size_t>(spec->layers[0].attention().rope)].theta, 10000);
     EXPECT_EQ(spec->final_norm.offset, model == std::string_view("gemma3") ? 1 : 0);
     EXPECT_TRUE(spec->scale_embeddings);
     EXPECT_TRUE(spec->layers[0].mlp_post_norm.present());
   }
-  EXPECT_FLOAT_EQ(make_spec(open("gemma3"))->layers[0].attention.scale, static_cast<float>(1 / std::sqrt(24.0)));
+  EXPECT_FLOAT_EQ(make_spec(open("gemma3"))->layers[0].attention().scale, static_cast<float>(1 / std::sqrt(24.0)));
 }
 
 std::string bytes_of_gguf(const std::string& name) {

@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "kernels/gated_delta.h"
 #include "kernels/rope.h"
 #include "quire/error.h"
 #include "quire/request.h"
@@ -63,6 +65,27 @@ struct AttentionSpec {
   bool keeps_own() const { return donor.empty(); }
 };
 
+// The gated delta rule with a convolution before and a gated norm behind (kernels/gated_delta.h):
+//   output(norm(rule(input(x))) * silu(z)).
+struct GatedDeltaSpec {
+  std::string name;  // of the layer in the cache plan
+  kernels::GatedDeltaShape shape;
+  MatrixSpec input;     // rows: q heads, k heads, v heads, z (heads of value_dim), a (heads), b (heads)
+  std::string conv;     // [channels, conv_width]
+  std::string decay;    // [heads], the logarithm of the rate
+  std::string dt_bias;  // [heads]
+  NormSpec norm;        // of value_dim
+  MatrixSpec output;
+
+  int value_rows() const { return shape.heads * shape.value_dim; }
+};
+
+// How a layer mixes tokens.
+using Mixer = std::variant<AttentionSpec, GatedDeltaSpec>;
+
+// The layer's name in the cache plan.
+const std::string& name_of(const Mixer& mixer);
+
 enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 struct MlpSpec {
@@ -72,14 +95,18 @@ struct MlpSpec {
   MatrixSpec down;
 };
 
-// x += post(attention(norm(x))); x += post(mlp(norm(x))). The post norms are absent in most.
+// x += post(mixer(norm(x))); x += post(mlp(norm(x))). The post norms are absent in most.
 struct LayerSpec {
   NormSpec attention_norm;
-  AttentionSpec attention;
+  Mixer mixer;
   NormSpec attention_post_norm;
   NormSpec mlp_norm;
   MlpSpec mlp;
   NormSpec mlp_post_norm;
+
+  // For layers that are known to attend.
+  AttentionSpec& attention() { return std::get<AttentionSpec>(mixer); }
+  const AttentionSpec& attention() const { return std::get<AttentionSpec>(mixer); }
 };
 
 struct ModelSpec {
@@ -100,8 +127,8 @@ struct ModelSpec {
   bool tied_head() const { return head.parts.front().tensor == embedding; }
 };
 
-// What no tensor's shape tells: layers have names of their own, masks are possible, and every donor is an earlier layer
-// that keeps what the reader expects. kUnsupported, naming the layer.
+// What no tensor's shape tells: layers have names of their own, masks and shapes are possible, and every donor is an
+// earlier layer that keeps what the reader expects. kUnsupported, naming the layer.
 Result<void> validate(const ModelSpec& spec);
 
 }  // namespace quire::model

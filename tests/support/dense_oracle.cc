@@ -23,7 +23,10 @@ class Oracle {
       x.emplace_back(row, row + width);
     }
     for (const model::LayerSpec& layer : spec_.layers) {
-      add(x, attention(normed(x, layer.attention_norm), layer.attention));
+      const Rows input = normed(x, layer.attention_norm);
+      const auto* attends = std::get_if<model::AttentionSpec>(&layer.mixer);
+      add(x, attends != nullptr ? attention(input, *attends)
+                                : gated_delta(input, std::get<model::GatedDeltaSpec>(layer.mixer)));
       add(x, mlp(normed(x, layer.mlp_norm), layer.mlp));
     }
     return product(normed(x, spec_.final_norm), spec_.head);
@@ -138,6 +141,64 @@ class Oracle {
     for (double& w : weight) sum += w = std::exp(w - largest);
     for (size_t t = keys.begin; t < keys.end; ++t)
       for (size_t i = 0; i < d; ++i) out[i] += weight[t - keys.begin] / sum * kv[t][v_at + i];
+  }
+
+  // The columns [first, first + count) of every row, convolved over time with silu behind.
+  Rows convolved(const Rows& x, const Vector& w, size_t width, size_t first, size_t count) const {
+    Rows y(x.size(), Vector(count));
+    for (size_t p = 0; p < x.size(); ++p) {
+      for (size_t c = 0; c < count; ++c) {
+        double sum = 0;
+        for (size_t back = 0; back < width && back <= p; ++back)
+          sum += w[(first + c) * width + width - 1 - back] * x[p - back][first + c];
+        y[p][c] = sum / (1 + std::exp(-sum));
+      }
+    }
+    return y;
+  }
+
+  static Vector unit(const double* x, size_t n, double factor) {
+    double squares = 1e-6;
+    for (size_t i = 0; i < n; ++i) squares += x[i] * x[i];
+    Vector y(x, x + n);
+    for (double& v : y) v *= factor / std::sqrt(squares);
+    return y;
+  }
+
+  Rows gated_delta(const Rows& x, const model::GatedDeltaSpec& g) const {
+    const auto heads = static_cast<size_t>(g.shape.heads), dk = static_cast<size_t>(g.shape.key_dim),
+               dv = static_cast<size_t>(g.shape.value_dim), width = static_cast<size_t>(g.shape.conv_width);
+    const Rows in = product(x, g.input);
+    const Vector conv = model_.values(g.conv), rate = model_.values(g.decay), bias = model_.values(g.dt_bias),
+                 weight = model_.values(g.norm.tensor);
+    const Rows q = convolved(in, conv, width, 0, heads * dk), k = convolved(in, conv, width, heads * dk, heads * dk),
+               v = convolved(in, conv, width, 2 * heads * dk, heads * dv);
+    const size_t z_at = heads * (2 * dk + dv), a_at = z_at + heads * dv, b_at = a_at + heads;
+    Rows out(x.size(), Vector(heads * dv));
+    for (size_t h = 0; h < heads; ++h) {
+      std::vector<Vector> s(dv, Vector(dk));
+      for (size_t p = 0; p < x.size(); ++p) {
+        const Vector qh = unit(&q[p][h * dk], dk, 1 / std::sqrt(static_cast<double>(dk))),
+                     kh = unit(&k[p][h * dk], dk, 1);
+        const double decay = std::exp(-std::exp(rate[h]) * std::log1p(std::exp(in[p][a_at + h] + bias[h])));
+        const double beta = 1 / (1 + std::exp(-in[p][b_at + h]));
+        double* o = &out[p][h * dv];
+        for (size_t j = 0; j < dv; ++j) {
+          double seen = 0;
+          for (size_t i = 0; i < dk; ++i) seen += (s[j][i] *= decay) * kh[i];
+          for (size_t i = 0; i < dk; ++i) {
+            s[j][i] += beta * (v[p][h * dv + j] - seen) * kh[i];
+            o[j] += s[j][i] * qh[i];
+          }
+        }
+        normalise(o, dv, weight);
+        for (size_t j = 0; j < dv; ++j) {
+          const double z = in[p][z_at + h * dv + j];
+          o[j] *= z / (1 + std::exp(-z));
+        }
+      }
+    }
+    return product(out, g.output);
   }
 
   Rows mlp(const Rows& x, const model::MlpSpec& mlp) const {

@@ -29,7 +29,12 @@ SyntheticModel::SyntheticModel(std::span<const SyntheticLayer> layers, unsigned 
     const std::string prefix = layer_name(static_cast<int>(i)) + ".";
     model::LayerSpec layer;
     layer.attention_norm = norm(prefix + "attention_norm", kHidden);
-    layer.attention = attention(static_cast<int>(i), layers[i]);
+    const auto index = static_cast<int>(i);
+    if (layers[i].state_heads > 0) {
+      layer.mixer = gated_delta(index, layers[i]);
+    } else {
+      layer.mixer = attention(index, layers[i]);
+    }
     layer.mlp_norm = norm(prefix + "mlp_norm", kHidden);
     layer.mlp.size = kMlp;
     layer.mlp.gate_up = {{part(prefix + "gate", kMlp, kHidden), part(prefix + "up", kMlp, kHidden)}, kHidden};
@@ -66,6 +71,26 @@ model::AttentionSpec SyntheticModel::attention(int index, const SyntheticLayer& 
   }
   a.output = {{part(prefix + "o", kHidden, q_rows)}, q_rows, q_rows / layer.kv_heads};
   return a;
+}
+
+model::GatedDeltaSpec SyntheticModel::gated_delta(int index, const SyntheticLayer& layer) {
+  const std::string prefix = layer_name(index) + ".delta.";
+  model::GatedDeltaSpec g;
+  g.name = layer_name(index);
+  g.shape = {.heads = layer.state_heads, .key_dim = layer.head_dim, .value_dim = 2 * layer.head_dim, .conv_width = 4};
+  const int k = g.shape.heads * g.shape.key_dim, v = g.value_rows(), h = g.shape.heads;
+  g.input = {{part(prefix + "q", k, kHidden), part(prefix + "k", k, kHidden), part(prefix + "v", v, kHidden),
+              part(prefix + "z", v, kHidden), part(prefix + "a", h, kHidden), part(prefix + "b", h, kHidden)},
+             kHidden};
+  g.conv = prefix + "conv";
+  tensor(g.conv, {g.shape.channels(), 4}, 0, 0.5F);
+  g.decay = prefix + "decay";
+  tensor(g.decay, {h}, -3, 1);  // states live for some twenty tokens
+  g.dt_bias = prefix + "dt_bias";
+  tensor(g.dt_bias, {h}, 0, 1);
+  g.norm = norm(prefix + "norm", g.shape.value_dim);
+  g.output = {{part(prefix + "o", kHidden, v)}, v, v / h};
+  return g;
 }
 
 void SyntheticModel::tensor(const std::string& name, std::vector<int64_t> shape, float mean, float deviation) {

@@ -16,14 +16,15 @@
 
 namespace quire::test {
 
-// One attention layer.
+// One layer: attention, or the gated delta rule.
 struct SyntheticLayer {
   int q_heads = 4;
   int kv_heads = 2;
   int head_dim = 16;
   int window = 0;
   int chunk = 0;
-  int donor = -1;  // index of the layer whose cache it reads
+  int donor = -1;       // index of the layer whose cache it reads
+  int state_heads = 0;  // > 0: gated delta with so many heads of head_dim keys and 2 * head_dim values
 };
 
 class SyntheticModel : public weights::TensorSource {
@@ -43,6 +44,7 @@ class SyntheticModel : public weights::TensorSource {
   model::MatrixPart part(const std::string& name, int rows, int cols);
   model::NormSpec norm(const std::string& name, int size);
   model::AttentionSpec attention(int index, const SyntheticLayer& layer);
+  model::GatedDeltaSpec gated_delta(int index, const SyntheticLayer& layer);
 
   std::mt19937 random_;
   model::ModelSpec spec_;

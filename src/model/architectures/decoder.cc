@@ -146,7 +146,7 @@ ModelSpec build_decoder(const DecoderSizes& s, const DecoderTraits& traits, cons
     layer.attention_norm = norm(names.attention_norm, s.hidden);
     layer.mlp_norm = norm(names.mlp_norm, s.hidden);
 
-    AttentionSpec& a = layer.attention;
+    AttentionSpec& a = layer.attention();
     a.name = fmt::format("layers.{}.attention", i);
     a.q_heads = s.q_heads;
     a.kv_heads = s.kv_heads;

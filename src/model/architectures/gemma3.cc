@@ -39,7 +39,7 @@ Result<std::vector<bool>> full_layers(const HuggingFaceConfig& config, int layer
 
 void set_layers(ModelSpec& spec, const std::vector<bool>& full, int window) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    AttentionSpec& attention = spec.layers[i].attention;
+    AttentionSpec& attention = spec.layers[i].attention();
     attention.window = full[i] ? 0 : window;
     attention.rope = full[i] ? kGlobalRope : kLocalRope;
   }

@@ -14,7 +14,7 @@ ModelSpec build(const DecoderSizes& sizes, const DecoderTraits& traits, const De
                 kernels::RopeParameters rope) {
   ModelSpec spec = build_decoder(sizes, traits, names, tied);
   spec.ropes.push_back(std::move(rope));
-  for (auto& layer : spec.layers) layer.attention.rope = 0;
+  for (auto& layer : spec.layers) layer.attention().rope = 0;
   return spec;
 }
 

@@ -47,8 +47,8 @@ Result<ModelSpec> qwen3_from_hugging_face(const HuggingFaceConfig& config) {
   ModelSpec spec = build_decoder(*sizes, kTraits, hugging_face_names(kTraits), *tied);
   spec.ropes.push_back(std::move(*rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    spec.layers[i].attention.rope = 0;
-    spec.layers[i].attention.window = (*window)[i];
+    spec.layers[i].attention().rope = 0;
+    spec.layers[i].attention().window = (*window)[i];
   }
   return spec;
 }
@@ -61,7 +61,7 @@ Result<ModelSpec> qwen3_from_gguf(const GgufConfig& config) {
   const bool tied = config.file().find("output.weight") == nullptr;
   ModelSpec spec = build_decoder(*sizes, kTraits, gguf_names(), tied);
   spec.ropes.push_back(std::move(*rope));
-  for (auto& layer : spec.layers) layer.attention.rope = 0;
+  for (auto& layer : spec.layers) layer.attention().rope = 0;
   return spec;
 }
 

@@ -1,0 +1,60 @@
+// The gated delta rule: a layer that keeps one state of fixed size a sequence instead of keys and values.
+//
+// For every head, token by token, in one fixed order, whatever the step's size (numerics rule 9), all in fp32:
+//   x = silu(conv(q, k, v))       causal, depthwise, over the last `conv_width` tokens
+//   q, k = x / sqrt(sum(x^2) + 1e-6), q * key_dim^-1/2
+//   S *= exp(-exp(decay) * softplus(a + dt_bias)); S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q
+// Sources: "Gated Delta Networks" (Yang et al., 2024), the layer of Qwen3-Next. Plain code, compiled once: every
+// instruction set runs it.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "base/thread_pool.h"
+#include "quire/error.h"
+
+namespace quire::kernels {
+
+struct GatedDeltaShape {
+  int heads = 0;
+  int key_dim = 0;     // 1 to 256
+  int value_dim = 0;   // 1 to 256
+  int conv_width = 0;  // 1 to 8
+
+  int head_channels() const { return 2 * key_dim + value_dim; }
+  int channels() const { return heads * head_channels(); }
+};
+
+// kUnsupported, naming the value and what is allowed, unless the kernel can do it.
+Result<void> check_gated_delta_shape(const GatedDeltaShape& shape);
+
+// Numbers of a state: for each head the last conv_width - 1 inputs of its channels [token][q, k, v], then S
+// [key_dim][value_dim].
+size_t gated_delta_state_size(const GatedDeltaShape& shape);
+
+// Rows [first_row, first_row + num_rows) of the step are consecutive tokens of one sequence. `from` is the state before
+// the first of them, null at the sequence's start; `to` gets the one behind the last, and may be `from`.
+struct GatedDeltaSequence {
+  const float* from = nullptr;
+  float* to = nullptr;
+  int first_row = 0;
+  int num_rows = 0;
+};
+
+struct GatedDeltaArgs {
+  GatedDeltaShape shape;
+  const float* conv = nullptr;     // [channels][conv_width], the newest token's weight last
+  const float* decay = nullptr;    // [heads]
+  const float* dt_bias = nullptr;  // [heads]
+  const float* x = nullptr;        // rows: q heads, k heads, v heads
+  const float* a = nullptr;        // rows of [heads]
+  const float* b = nullptr;
+  size_t stride = 0;     // floats, from row to row of x, a and b
+  float* out = nullptr;  // rows of [heads][value_dim]
+  size_t out_stride = 0;
+};
+
+void gated_delta(const GatedDeltaArgs& args, std::span<const GatedDeltaSequence> sequences, ThreadPool& pool);
+
+}  // namespace quire::kernels
