@@ -1,5 +1,6 @@
 #include "kernels/avx2/math_lanes.h"
 #include "kernels/shared/attention_body.h"
+#include "kernels/shared/attention_write_body.h"
 
 namespace quire::kernels {
 namespace {

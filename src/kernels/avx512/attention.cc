@@ -1,6 +1,7 @@
 #include "kernels/avx512/attention_bf16.h"
 #include "kernels/avx512/math_lanes.h"
 #include "kernels/shared/attention_body.h"
+#include "kernels/shared/attention_write_body.h"
 
 namespace quire::kernels {
 namespace {
