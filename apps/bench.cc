@@ -51,11 +51,14 @@ class Runner {
       request.sampling.max_tokens = generated;
       request.sampling.ignore_eos = true;
       auto first = std::make_shared<bool>(true);
-      core_.add(RequestId(++next_id_), std::move(request), [&started, &ended, first](const Update& update) {
-        if (*first) ++started;
-        *first = false;
-        if (update.finish != FinishReason::kNone) ++ended;
-      });
+      core_.add(
+          RequestId(++next_id_), std::move(request),
+          [&started, &ended, first](const Update& update) {
+            if (*first) ++started;
+            *first = false;
+            if (update.finish != FinishReason::kNone) ++ended;
+          },
+          engine::Core::Clock::now());
     }
     const double begin = now_seconds();
     while (started < requests) step();

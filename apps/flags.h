@@ -40,7 +40,7 @@ struct SimulateFlags {
   std::filesystem::path trace;  // JSON lines
   double prefill_speed = 1000;  // tokens/s of a prompt, as `quire bench` measures it
   double decode_speed = 100;    // tokens/s of one request
-  std::string retention = "every-boundary";
+  std::string retention = "turn-ends";
   std::vector<int64_t> sweep = {};  // a run for each of these cache sizes, in bytes
   bool compare_hybrid = false;      // each run also with one group for all layers
   bool json = false;

@@ -77,7 +77,21 @@ struct ModelInfo {
   int64_t kv_cache_tokens;  // tokens of one longest request that fit, times requests that fit
   int num_gpu_blocks;       // blocks in the pool, named as vLLM's metric names it
   int block_size;
+  int64_t minimum_reuse_tokens;           // the least that is taken from the prefix cache, and its step; 0: nothing is
   std::vector<std::string> cache_groups;  // one line a KV cache group, for people
+};
+
+// Bounds of EngineStats::steps_by_tokens.
+inline constexpr std::array<int, 13> kStepTokenBounds = {1,   8,    16,   32,   64,   128,  256,
+                                                         512, 1024, 2048, 4096, 8192, 16384};
+
+// Of one KV cache group.
+struct CacheGroupStats {
+  std::string_view kind = {};   // of its layers: "full", "sliding window", ...; points to a literal
+  int64_t held_blocks = 0;      // by requests
+  int64_t retained_blocks = 0;  // with a prefix that can be found, and held by nobody
+  uint64_t evictions = 0;       // blocks whose prefix gave way to other blocks
+  uint64_t hit_tokens = 0;      // in the blocks that requests took over from the prefix cache
 };
 
 // Counts since the start, and gauges of now.
@@ -89,6 +103,7 @@ struct EngineStats {
   int64_t total_blocks = 0;
   uint64_t prefix_cache_queries = 0;  // tokens
   uint64_t prefix_cache_hits = 0;     // tokens
+  std::vector<CacheGroupStats> cache_groups = {};
   uint64_t preemptions = 0;
   uint64_t prompt_tokens = 0;
   uint64_t prompt_tokens_cached = 0;
@@ -98,6 +113,9 @@ struct EngineStats {
   uint64_t finished_abort = 0;
   uint64_t finished_error = 0;
   uint64_t steps = 0;
+  uint64_t step_tokens = 0;  // tokens that the steps computed, of prompts and answers
+  // Steps by their tokens: more than the bound before and up to the bound in the same place; the last: beyond all.
+  std::array<uint64_t, kStepTokenBounds.size() + 1> steps_by_tokens = {};
   double step_seconds = 0;      // all of the steps' time
   double overhead_seconds = 0;  // the part outside forward pass and sampling
 };

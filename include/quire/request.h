@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "quire/cache_report.h"
 #include "quire/error.h"
 
 namespace quire {
@@ -44,6 +45,7 @@ struct Request {
   SamplingParams sampling = {};
   int priority = 0;             // lower is more important, with EngineOptions::priority_scheduling
   std::string cache_salt = {};  // requests share cached prefixes only under the same salt
+  bool explain_cache = false;   // ask for Update::cache_report
 };
 
 // A natural log-probability, before temperature and penalties, and the token's rank (1 is the most likely).
@@ -67,15 +69,26 @@ enum class FinishReason : uint8_t {
   kError,
 };
 
+// How long an answer has taken until its latest token, in seconds. Waiting after a preemption counts where it falls.
+struct RequestTimes {
+  double queue = 0;    // from the engine's taking the request in until the first step that ran it
+  double prefill = 0;  // from that step to the first token
+  double decode = 0;   // from the first token to the latest
+
+  double inference() const { return prefill + decode; }
+};
+
 // What a step added to a request. After an update with a finish reason none follows.
 struct Update {
   std::vector<TokenId> tokens = {};
   std::vector<PositionLogprobs> logprobs = {};         // one a token, if asked for
   std::vector<PositionLogprobs> prompt_logprobs = {};  // with the first token: positions 1..n-1 of the prompt
   FinishReason finish = FinishReason::kNone;
-  std::optional<TokenId> stop_token = {};  // the end or stop token that ended it
-  std::optional<Error> error = {};         // with kError
-  int cached_tokens = 0;                   // prompt tokens taken from the prefix cache
+  std::optional<TokenId> stop_token = {};        // the end or stop token that ended it
+  std::optional<Error> error = {};               // with kError
+  int cached_tokens = 0;                         // prompt tokens taken from the prefix cache
+  std::optional<RequestTimes> times = {};        // with tokens
+  std::optional<CacheReport> cache_report = {};  // with the first token, if asked for
 };
 
 }  // namespace quire

@@ -6,6 +6,7 @@
 #include <ctime>
 
 #include "api/error_reply.h"
+#include "api/explain.h"
 #include "base/log.h"
 
 namespace quire::api {
@@ -110,6 +111,7 @@ std::string Generation::echo_text(size_t answer) const {
 void Generation::submitted(std::vector<uint64_t> ids) {
   planned_ = true;
   ids_ = std::move(ids);
+  for (size_t i = 0; i < plan_.prompts.size(); ++i) context_.metrics.asked(plan_.options.n);
   if (closed_) return cancel_all();
   // Stop strings may have been found before the ids were known.
   for (size_t i = 0; i < answers_.size(); ++i) {
@@ -141,6 +143,8 @@ void Generation::on_update(size_t index, Update update) {
   if (answer.choice.finished()) return;
   if (!update.tokens.empty()) time_tokens(answer);
   answer.cached_tokens = std::max(answer.cached_tokens, update.cached_tokens);
+  if (update.times) answer.times = update.times;
+  if (update.cache_report) answer.cache_report = std::move(update.cache_report);
   std::ranges::move(update.prompt_logprobs, std::back_inserter(answer.prompt_logprobs));
   std::optional<Error> error = std::move(update.error);
   Choice::Delta delta = answer.choice.accept(std::move(update));
@@ -170,15 +174,19 @@ void Generation::time_tokens(Answer& answer) {
 }
 
 void Generation::answer_ended(size_t index, const std::optional<Error>& error) {
-  const Answer& answer = answers_[index];
+  Answer& answer = answers_[index];
+  if (answer.cache_report && answer.times) answer.quire = explain_json(*answer.times, *answer.cache_report);
   const auto& prompt = plan_.prompts[index / static_cast<size_t>(plan_.options.n)];
+  const auto size = static_cast<int64_t>(prompt.size());
   ++ended_;
   const std::string_view reason = answer.choice.finish_reason();
-  context_.metrics.finished({.reason = reason,
-                             .seconds = seconds(Clock::now() - arrival_),
-                             .decode_seconds = seconds(answer.last_token - answer.first_token),
-                             .prompt_tokens = static_cast<int64_t>(prompt.size()),
-                             .generation_tokens = answer.choice.tokens()});
+  context_.metrics.finished(
+      {.reason = reason,
+       .seconds = seconds(Clock::now() - arrival_),
+       .times = answer.times,
+       .prompt_tokens = size,
+       .generation_tokens = answer.choice.tokens(),
+       .max_tokens = std::min<int64_t>(plan_.max_tokens(), context_.backend.info->max_model_len - size)});
   if (reason == "error") fail(error.value_or(Error{ErrorKind::kInternal, "the request failed"}));
   if (reason == "abort") fail({ErrorKind::kInternal, "the request was ended by the server"});
 }
@@ -261,6 +269,7 @@ void Generation::send_chunk(size_t index) {
   if (answer.text.empty() && !says_tokens && !answer.choice.finished()) return;
   std::optional<Usage> usage_now;
   if (plan_.options.include_usage && plan_.options.continuous_usage_stats) usage_now = usage();
+  if (!plan_.options.include_usage) piece.quire = answer.quire;  // else the chunk with usage is the last
   exchange_->write(sse_event(chunk_json(head_, piece, usage_now, plan_.options.include_usage)));
   if (logprobs)
     answer.text_offset += offset_of(head_, answer.tokens) + (piece.echo ? offset_of(head_, piece.prompt) : 0);
@@ -272,7 +281,8 @@ void Generation::send_chunk(size_t index) {
 
 void Generation::end_stream() {
   closed_ = true;
-  if (plan_.options.include_usage) exchange_->write(sse_event(usage_chunk_json(head_, usage())));
+  if (plan_.options.include_usage)
+    exchange_->write(sse_event(usage_chunk_json(head_, usage(), answers_.front().quire)));
   exchange_->write(kSseDone);
   exchange_->finish();
   log(200);
@@ -287,6 +297,7 @@ void Generation::send_body() {
       pieces.push_back(piece_of(i));
       pieces.back().text = answer.text;
       pieces.back().tokens = answer.tokens;
+      pieces.back().quire = answer.quire;
       if (plan_.options.sampling.logprobs) pieces.back().logprobs = answer.logprobs;
     }
     HttpResponse response{.headers = headers(), .body = body_json(head_, pieces, usage())};

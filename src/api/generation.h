@@ -53,6 +53,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
     size_t text_offset = 0;
     bool started = false;
     int cached_tokens = 0;
+    std::optional<RequestTimes> times = {};
+    std::optional<CacheReport> cache_report = {};
+    std::string quire = {};  // of the reply, once the answer has ended
     Clock::time_point first_token = {};
     Clock::time_point last_token = {};
   };

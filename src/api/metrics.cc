@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/check.h"
+
 namespace quire::api {
 namespace {
 
@@ -15,6 +17,7 @@ const std::vector<double> kTokenBounds = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0
                                           0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
 const std::vector<double> kLatencyBounds = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                             30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+const std::vector<double> kAnswersBounds = {1, 2, 5, 10, 20};
 
 std::string escaped_label(std::string_view text) {
   std::string out;
@@ -61,6 +64,24 @@ class Page {
   std::string labels_;
 };
 
+void add_groups(Page& page, const EngineStats& stats) {
+  const auto family = [&](std::string_view name, std::string_view type, std::string_view help, auto member) {
+    page.family(name, type, help);
+    for (size_t g = 0; g < stats.cache_groups.size(); ++g) {
+      const CacheGroupStats& group = stats.cache_groups[g];
+      page.sample(name, group.*member, fmt::format(",group=\"{}\",kind=\"{}\"", g, group.kind));
+    }
+  };
+  family("quire:kv_cache_group_held_blocks", "gauge", "Blocks that requests hold, by KV cache group.",
+         &CacheGroupStats::held_blocks);
+  family("quire:kv_cache_group_retained_blocks", "gauge", "Blocks kept for the prefix cache that no request holds.",
+         &CacheGroupStats::retained_blocks);
+  family("quire:kv_cache_group_evictions_total", "counter", "Blocks whose cached prefix gave way to other blocks.",
+         &CacheGroupStats::evictions);
+  family("quire:kv_cache_group_hit_tokens_total", "counter", "Tokens in blocks taken over from the prefix cache.",
+         &CacheGroupStats::hit_tokens);
+}
+
 void add_engine(Page& page, const ModelInfo& info, const EngineStats& stats) {
   page.gauge("vllm:num_requests_running", "Requests in the running batch.", stats.running);
   page.gauge("vllm:num_requests_waiting", "Requests waiting to be run.", stats.waiting);
@@ -79,6 +100,11 @@ void add_engine(Page& page, const ModelInfo& info, const EngineStats& stats) {
   page.counter("vllm:generation_tokens_total", "Tokens generated.", stats.generation_tokens);
   page.gauge("quire:kv_cache_free_blocks", "Blocks of the KV cache that no request holds.", stats.free_blocks);
   page.gauge("quire:kv_cache_total_blocks", "Blocks of the KV cache that requests can hold.", stats.total_blocks);
+  page.histogram(
+      "vllm:iteration_tokens_total", "Tokens computed in a step, of prompts and answers.",
+      Histogram({kStepTokenBounds.begin(), kStepTokenBounds.end()},
+                {stats.steps_by_tokens.begin(), stats.steps_by_tokens.end()}, static_cast<double>(stats.step_tokens)));
+  add_groups(page, stats);
   page.counter("quire:engine_steps_total", "Steps run.", stats.steps);
   page.counter("quire:engine_step_seconds_total", "Time spent in steps.", stats.step_seconds);
   page.counter("quire:engine_overhead_seconds_total", "Time spent in steps outside of forward pass and sampling.",
@@ -86,6 +112,12 @@ void add_engine(Page& page, const ModelInfo& info, const EngineStats& stats) {
 }
 
 }  // namespace
+
+Histogram::Histogram(std::vector<double> bounds, std::vector<uint64_t> counts, double sum)
+    : bounds_(std::move(bounds)), counts_(std::move(counts)), sum_(sum) {
+  QUIRE_CHECK(counts_.size() == bounds_.size() + 1);
+  for (const uint64_t count : counts_) count_ += count;
+}
 
 void Histogram::observe(double value) {
   const auto at = std::ranges::lower_bound(bounds_, value) - bounds_.begin();
@@ -120,20 +152,30 @@ Metrics::Metrics(int64_t max_model_len)
       inter_token_(kTokenBounds),
       time_per_output_token_(kTokenBounds),
       latency_(kLatencyBounds),
+      queue_time_(kLatencyBounds),
+      prefill_time_(kLatencyBounds),
       decode_time_(kLatencyBounds),
+      inference_time_(kLatencyBounds),
       prompt_tokens_(one_two_five(max_model_len)),
-      generation_tokens_(one_two_five(max_model_len)) {
+      generation_tokens_(one_two_five(max_model_len)),
+      params_n_(kAnswersBounds),
+      params_max_tokens_(one_two_five(max_model_len)) {
   for (const char* reason : {"stop", "length", "abort", "error"}) finished_[reason] = 0;
 }
 
 void Metrics::finished(const FinishedAnswer& answer) {
   ++finished_[std::string(answer.reason)];
   latency_.observe(answer.seconds);
-  decode_time_.observe(answer.decode_seconds);
   prompt_tokens_.observe(static_cast<double>(answer.prompt_tokens));
   generation_tokens_.observe(static_cast<double>(answer.generation_tokens));
+  params_max_tokens_.observe(static_cast<double>(answer.max_tokens));
+  if (!answer.times) return;
+  queue_time_.observe(answer.times->queue);
+  prefill_time_.observe(answer.times->prefill);
+  decode_time_.observe(answer.times->decode);
+  inference_time_.observe(answer.times->inference());
   if (answer.generation_tokens > 1) {
-    time_per_output_token_.observe(answer.decode_seconds / static_cast<double>(answer.generation_tokens - 1));
+    time_per_output_token_.observe(answer.times->decode / static_cast<double>(answer.generation_tokens - 1));
   }
 }
 
@@ -151,9 +193,15 @@ std::string Metrics::text(const std::string& model_name, const ModelInfo& info, 
   page.histogram("vllm:request_time_per_output_token_seconds", "Decode time over tokens, by answer.",
                  time_per_output_token_);
   page.histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to the end of an answer.", latency_);
+  page.histogram("vllm:request_queue_time_seconds", "From arrival in the engine to the first step.", queue_time_);
+  page.histogram("vllm:request_prefill_time_seconds", "From an answer's first step to its first token.", prefill_time_);
   page.histogram("vllm:request_decode_time_seconds", "From an answer's first token to its last.", decode_time_);
+  page.histogram("vllm:request_inference_time_seconds", "From an answer's first step to its last token.",
+                 inference_time_);
   page.histogram("vllm:request_prompt_tokens", "Prompt tokens, by answer.", prompt_tokens_);
   page.histogram("vllm:request_generation_tokens", "Generated tokens, by answer.", generation_tokens_);
+  page.histogram("vllm:request_params_n", "Answers wanted, by prompt.", params_n_);
+  page.histogram("vllm:request_params_max_tokens", "Tokens that an answer could have, by answer.", params_max_tokens_);
   page.family("quire:completion_replies_total", "counter",
               "Replies to requests for completions, by status; 499: the client left.");
   for (const auto& [status, count] : replies_) {

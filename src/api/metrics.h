@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,8 @@ namespace quire::api {
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds) : bounds_(std::move(bounds)), counts_(bounds_.size() + 1, 0) {}
+  // As counted elsewhere: values up to each bound and above the one before, then those beyond; and their sum.
+  Histogram(std::vector<double> bounds, std::vector<uint64_t> counts, double sum);
   void observe(double value);
   // Appends its samples; `labels` is "a=\"b\",c=\"d\"".
   void append(std::string& out, std::string_view name, std::string_view labels) const;
@@ -33,11 +36,12 @@ std::vector<double> one_two_five(int64_t most);
 
 // Times in seconds, and counts, of one answer that has ended.
 struct FinishedAnswer {
-  std::string_view reason;    // stop, length, abort, error
-  double seconds = 0;         // from the request's arrival
-  double decode_seconds = 0;  // from the first token to the last
+  std::string_view reason;                 // stop, length, abort, error
+  double seconds = 0;                      // from the request's arrival
+  std::optional<RequestTimes> times = {};  // in the engine; absent: it had no token
   int64_t prompt_tokens = 0;
   int64_t generation_tokens = 0;
+  int64_t max_tokens = 0;  // that it could have had
 };
 
 class Metrics {
@@ -47,6 +51,8 @@ class Metrics {
   void first_token(double seconds_since_arrival) { time_to_first_token_.observe(seconds_since_arrival); }
   void next_tokens(double seconds_since_last) { inter_token_.observe(seconds_since_last); }
   void finished(const FinishedAnswer& answer);
+  // A prompt for which `n` answers are wanted goes to the engine.
+  void asked(int n) { params_n_.observe(n); }
   void replied(int status) { ++replies_[status]; }
 
   std::string text(const std::string& model_name, const ModelInfo& info, const EngineStats& stats) const;
@@ -56,9 +62,14 @@ class Metrics {
   Histogram inter_token_;
   Histogram time_per_output_token_;
   Histogram latency_;
+  Histogram queue_time_;
+  Histogram prefill_time_;
   Histogram decode_time_;
+  Histogram inference_time_;
   Histogram prompt_tokens_;
   Histogram generation_tokens_;
+  Histogram params_n_;
+  Histogram params_max_tokens_;
   std::map<std::string, uint64_t, std::less<>> finished_;
   std::map<int, uint64_t> replies_;
 };

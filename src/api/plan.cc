@@ -137,6 +137,8 @@ Result<Plan> finish_plan(Plan plan, const Backend& backend, const ServiceOptions
     return fail(ErrorKind::kUnsupported, "stop strings need a tokenizer, and this model has none: use stop_token_ids",
                 "stop");
   }
+  if (plan.options.explain && plan.answers() > 1)
+    return invalid("quire.explain tells of one answer: ask for one prompt and n of 1", "quire");
   plan.seed_chosen = !plan.options.seed && plan.options.sampling.temperature > 0;
   plan.seed = plan.options.seed.value_or(plan.seed_chosen ? random_seed : 0);
   plan.answer_wanted = plan.options.max_tokens != 0;
@@ -147,15 +149,18 @@ Result<Plan> finish_plan(Plan plan, const Backend& backend, const ServiceOptions
 
 }  // namespace
 
+int Plan::max_tokens() const { return std::max(options.max_tokens.value_or(options.default_max_tokens), 1); }
+
 Request Plan::request(size_t answer) const {
   const auto n = static_cast<size_t>(options.n);
   Request request{.prompt = prompts[answer / n],
                   .sampling = options.sampling,
                   .priority = options.priority,
-                  .cache_salt = options.cache_salt};
+                  .cache_salt = options.cache_salt,
+                  .explain_cache = options.explain};
   request.sampling.seed = seed;
   request.sampling.choice = static_cast<int>(answer % n);
-  request.sampling.max_tokens = std::max(options.max_tokens.value_or(options.default_max_tokens), 1);
+  request.sampling.max_tokens = max_tokens();
   // All answers of a prompt share its log-probabilities: the first brings them.
   if (answer % n != 0) request.sampling.prompt_logprobs.reset();
   return request;

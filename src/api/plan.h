@@ -27,6 +27,8 @@ struct Plan {
   std::vector<std::string> ignored_fields = {};
 
   size_t answers() const { return prompts.size() * static_cast<size_t>(options.n); }
+  // That an answer may have; what the model's length allows may be less.
+  int max_tokens() const;
   // The engine's request of answer i.
   Request request(size_t answer) const;
 };

@@ -96,6 +96,10 @@ void write_choice(JsonWriter& json, const ReplyHead& head, const AnswerPiece& pi
   json.end_object();
 }
 
+void write_quire(JsonWriter& json, std::string_view quire) {
+  if (!quire.empty()) json.key("quire").raw(quire);
+}
+
 }  // namespace
 
 std::string chunk_json(const ReplyHead& head, const AnswerPiece& piece, const std::optional<Usage>& usage,
@@ -113,17 +117,19 @@ std::string chunk_json(const ReplyHead& head, const AnswerPiece& piece, const st
   } else if (say_usage) {
     json.key("usage").null();
   }
+  write_quire(json, piece.quire);
   json.end_object();
   return out;
 }
 
-std::string usage_chunk_json(const ReplyHead& head, const Usage& usage) {
+std::string usage_chunk_json(const ReplyHead& head, const Usage& usage, std::string_view quire) {
   std::string out;
   JsonWriter json(out);
   json.begin_object();
   write_head(json, head, true);
   json.key("choices").begin_array().end_array();
   write_usage(json, usage);
+  write_quire(json, quire);
   json.end_object();
   return out;
 }
@@ -141,6 +147,7 @@ std::string body_json(const ReplyHead& head, const std::vector<AnswerPiece>& ans
     write_prompt_logprobs(json, head, answers.front());
     if (head.return_token_ids) write_prompt_ids(json, answers.front());
   }
+  write_quire(json, answers.front().quire);
   json.end_object();
   return out;
 }

@@ -46,14 +46,15 @@ struct AnswerPiece {
   std::span<const TokenId> prompt = {};
   // Of the prompt's positions from the second on; absent: not asked for.
   std::optional<std::span<const PositionLogprobs>> prompt_logprobs = {};
-  bool echo = false;  // the prompt's tokens go before those of the answer in a completion's logprobs
+  std::string_view quire = {};  // JSON of the reply's object of that name; empty: not asked for, or not the last chunk
+  bool echo = false;            // the prompt's tokens go before those of the answer in a completion's logprobs
 };
 
 // One chunk of a stream; with `usage` if it is given, with "usage": null if only `say_usage`.
 std::string chunk_json(const ReplyHead& head, const AnswerPiece& piece, const std::optional<Usage>& usage,
                        bool say_usage);
-// The last chunk of a stream that was asked for usage: no choices.
-std::string usage_chunk_json(const ReplyHead& head, const Usage& usage);
+// The last chunk of a stream that was asked for usage: no choices. `quire` as in AnswerPiece.
+std::string usage_chunk_json(const ReplyHead& head, const Usage& usage, std::string_view quire);
 std::string body_json(const ReplyHead& head, const std::vector<AnswerPiece>& answers, const Usage& usage);
 
 // Characters that these tokens add to text_offset.

@@ -63,6 +63,7 @@ struct GenerationOptions {
   std::optional<int> truncate_prompt_tokens = {};  // keep this many last ones; -1: as many as the model takes
   int priority = 0;
   std::string cache_salt = {};
+  bool explain = false;  // tell what the cache did for it, and its times
 };
 
 struct CompletionRequest {

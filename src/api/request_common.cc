@@ -128,6 +128,17 @@ void read_streaming(ObjectReader& in, GenerationOptions& options) {
   if (stream.failure()) in.fail("stream_options", stream.failure()->message);
 }
 
+// Our own fields: they are nobody else's, so an unknown one is a mistake.
+void read_quire(ObjectReader& in, GenerationOptions& options) {
+  const auto value = in.any("quire");
+  if (!value) return;
+  ObjectReader reader(*value, "quire.");
+  options.explain = reader.boolean("explain").value_or(false);
+  if (reader.failure()) return in.fail("quire", reader.failure()->message);
+  const auto unknown = reader.unread();
+  if (!unknown.empty()) in.fail("quire", fmt::format("quire may hold explain, not {}", in_quotes(unknown.front())));
+}
+
 // What OpenAI or vLLM know and this server does not: refused, since ignoring it would answer another question.
 void refuse_unsupported(ObjectReader& in) {
   for (const char* name :
@@ -203,6 +214,7 @@ GenerationOptions read_options(ObjectReader& in, const ParseLimits& limits) {
   options.cache_salt = in.string("cache_salt").value_or("");
   if (options.cache_salt.size() > kMaxSaltBytes)
     in.fail("cache_salt", fmt::format("cache_salt may have at most {} bytes", kMaxSaltBytes));
+  read_quire(in, options);
   in.string("user");
   if (options.stream && options.sampling.prompt_logprobs) {
     in.fail("prompt_logprobs",

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <set>
 
 namespace quire::cache {
 namespace {
@@ -18,7 +19,7 @@ std::vector<BlockId> ids(std::initializer_list<int32_t> values) {
 
 std::vector<BlockId> taken(BlockPool& pool, int64_t count) {
   std::vector<BlockId> blocks;
-  EXPECT_TRUE(pool.take(count, blocks));
+  EXPECT_TRUE(pool.take(count, GroupId{0}, blocks));
   return blocks;
 }
 
@@ -38,7 +39,7 @@ TEST(BlockPool, HandsOutByIdAndNeverTheNullBlock) {
 TEST(BlockPool, RefusesWithNothingTaken) {
   BlockPool pool(4);
   std::vector<BlockId> blocks;
-  const auto result = pool.take(4, blocks);
+  const auto result = pool.take(4, GroupId{0}, blocks);
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().kind, ErrorKind::kExhausted);
   EXPECT_TRUE(blocks.empty());
@@ -62,14 +63,14 @@ TEST(BlockPool, KeepsContentUntilTheBlockIsHandedOutAgain) {
   EXPECT_EQ(pool.index().find(key(9)), BlockId{1});
   std::vector<BlockId> evicted;
   std::vector<BlockId> blocks;
-  EXPECT_TRUE(pool.take(2, blocks, [&](BlockId block) {
+  EXPECT_TRUE(pool.take(2, GroupId{0}, blocks, [&](BlockId block) {
     EXPECT_TRUE(pool.index().is_published(block));
     evicted.push_back(block);
   }));
   EXPECT_EQ(blocks, ids({2, 1}));
   EXPECT_EQ(evicted, ids({1}));
   EXPECT_EQ(pool.index().find(key(9)), kNullBlock);
-  EXPECT_EQ(pool.evictions(), 1);
+  EXPECT_EQ(pool.of_group(GroupId{0}).evictions, 1);
 }
 
 TEST(BlockPool, AHeldBlockIsNotHandedOut) {
@@ -100,6 +101,48 @@ TEST(BlockPool, HandsOutDiscardedBlocksFirst) {
   EXPECT_EQ(pool.index().find(key(3)), kNullBlock);
   EXPECT_EQ(pool.index().find(key(2)), BlockId{2});
   EXPECT_TRUE(pool.integrity(std::vector<int>{0, 0, 0, 1, 0}));
+}
+
+TEST(BlockPool, HandsOutDemotedBlocksBeforeOtherPublishedOnes) {
+  BlockPool pool(8);
+  taken(pool, 6);
+  for (const int32_t b : {1, 2, 3, 4, 5}) pool.index().insert(key(static_cast<uint64_t>(b)), BlockId{b}, 16);
+  pool.demote(BlockId{4});  // held: its rank shows when it is free
+  pool.release(ids({1, 2, 3, 4, 5, 6}));
+  pool.demote(BlockId{2});
+  pool.demote(BlockId{6});  // not published: nothing to demote
+  EXPECT_EQ(pool.free_list(), ids({6, 7, 4, 2, 1, 3, 5}));
+  EXPECT_EQ(pool.index().find(key(2)), BlockId{2});  // findable all the same
+  pool.hold(ids({2}));
+  pool.release(ids({2}));
+  EXPECT_EQ(pool.free_list(), ids({6, 7, 4, 1, 3, 5, 2}));  // it was of use: no longer demoted
+  EXPECT_EQ(taken(pool, 3), ids({6, 7, 4}));
+  EXPECT_FALSE(pool.is_demoted(BlockId{4}));
+  pool.forget_all();
+  EXPECT_EQ(pool.free_list(), ids({1, 3, 5, 2}));
+}
+
+TEST(BlockPool, CountsWhatEachGroupHoldsAndRetains) {
+  BlockPool pool(6, 2);
+  std::vector<BlockId> blocks;
+  ASSERT_TRUE(pool.take(2, GroupId{0}, blocks));
+  ASSERT_TRUE(pool.take(2, GroupId{1}, blocks));
+  pool.index().insert(key(1, 1), BlockId{3}, 16);
+  pool.index().insert(key(2, 1), BlockId{4}, 16);
+  pool.hold(ids({3}));
+  EXPECT_EQ(pool.of_group(GroupId{0}).held, 2);
+  EXPECT_EQ(pool.of_group(GroupId{1}).held, 2);
+  pool.release(ids({1, 2, 3, 4}));
+  EXPECT_EQ(pool.of_group(GroupId{0}).held, 0);
+  EXPECT_EQ(pool.of_group(GroupId{0}).retained, 0);  // not published
+  EXPECT_EQ(pool.of_group(GroupId{1}).held, 1);      // 3, of which one reference is left
+  EXPECT_EQ(pool.of_group(GroupId{1}).retained, 1);
+  ASSERT_TRUE(pool.take(4, GroupId{0}, blocks));  // 4 changes hands
+  EXPECT_EQ(pool.of_group(GroupId{0}).held, 4);
+  EXPECT_EQ(pool.of_group(GroupId{0}).evictions, 0);
+  EXPECT_EQ(pool.of_group(GroupId{1}).retained, 0);
+  EXPECT_EQ(pool.of_group(GroupId{1}).evictions, 1);
+  EXPECT_EQ(pool.evictions(), 1);
 }
 
 TEST(BlockPool, IntegrityNamesTheBlock) {
@@ -143,9 +186,12 @@ TEST(PrefixIndex, ABlockMayHaveSeveralKeys) {
   EXPECT_EQ(index.size(), 0);
 }
 
-// The pool by its definition: a list, a count per block, and the keys in the order of publishing.
+// The pool by its definition: a list for each rank, a count per block, and the keys in the order of publishing.
 struct Model {
-  std::deque<int32_t> free;
+  std::deque<int32_t> free;     // not published
+  std::deque<int32_t> demoted;  // published, and free like `kept`
+  std::deque<int32_t> kept;
+  std::set<int32_t> low;  // demoted, free or not
   std::vector<int> refs;
   std::vector<std::pair<uint64_t, int32_t>> published;
 
@@ -160,9 +206,23 @@ struct Model {
     std::vector<int32_t> front;
     for (const BlockId b : blocks) {
       if (--refs[static_cast<size_t>(b.value)] > 0) continue;
-      is_published(b.value) ? free.push_back(b.value) : front.push_back(b.value);
+      if (!is_published(b.value)) {
+        front.push_back(b.value);
+      } else {
+        (low.contains(b.value) ? demoted : kept).push_back(b.value);
+      }
     }
     free.insert(free.begin(), front.begin(), front.end());
+  }
+  std::vector<BlockId> free_list() const {
+    std::vector<BlockId> all;
+    for (const auto* list : {&free, &demoted, &kept}) {
+      for (const int32_t b : *list) all.emplace_back(b);
+    }
+    return all;
+  }
+  void unlist(int32_t b) {
+    for (auto* list : {&free, &demoted, &kept}) std::erase(*list, b);
   }
 };
 
@@ -176,15 +236,16 @@ TEST(BlockPool, BehavesAsItsDefinitionUnderRandomOperations) {
     std::vector<BlockId> held;  // one entry a reference
     const int operations = *rc::gen::inRange(0, 60);
     for (int i = 0; i < operations; ++i) {
-      switch (*rc::gen::inRange(0, 4)) {
+      switch (*rc::gen::inRange(0, 5)) {
         case 0: {
           const auto count = *rc::gen::inRange<size_t>(0, 4);
           std::vector<BlockId> blocks;
-          const bool fits = count <= model.free.size();
-          RC_ASSERT(pool.take(static_cast<int64_t>(count), blocks).has_value() == fits);
+          const bool fits = count <= model.free_list().size();
+          RC_ASSERT(pool.take(static_cast<int64_t>(count), GroupId{0}, blocks).has_value() == fits);
           for (const BlockId b : blocks) {
-            RC_ASSERT(b.value == model.free.front());
-            model.free.pop_front();
+            RC_ASSERT(b == model.free_list().front());
+            model.unlist(b.value);
+            model.low.erase(b.value);
             model.refs[static_cast<size_t>(b.value)] = 1;
             std::erase_if(model.published, [&](const auto& p) { return p.second == b.value; });
             held.push_back(b);
@@ -214,16 +275,24 @@ TEST(BlockPool, BehavesAsItsDefinitionUnderRandomOperations) {
           RC_ASSERT(block.value == model.find(k));
           if (block == kNullBlock) break;
           pool.hold({&block, 1});
-          if (model.refs[static_cast<size_t>(block.value)]++ == 0) std::erase(model.free, block.value);
+          if (model.refs[static_cast<size_t>(block.value)]++ == 0) model.unlist(block.value);
+          model.low.erase(block.value);
           held.push_back(block);
+          break;
+        }
+        case 4: {
+          const auto block = *rc::gen::inRange<int32_t>(0, total);
+          pool.demote(BlockId{block});
+          if (!model.is_published(block) || !model.low.insert(block).second) break;
+          if (model.refs[static_cast<size_t>(block)] > 0) break;
+          model.unlist(block);
+          model.demoted.push_back(block);
           break;
         }
       }
       const auto ok = pool.integrity(model.refs);
       RC_ASSERT(ok.has_value());
-      std::vector<BlockId> expected;
-      for (const int32_t b : model.free) expected.emplace_back(b);
-      RC_ASSERT(pool.free_list() == expected);
+      RC_ASSERT(pool.free_list() == model.free_list());
       RC_ASSERT(pool.index().size() == static_cast<int64_t>(model.published.size()));
     }
   }));

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "cache/hit_report.h"
 
 namespace quire::cache {
 namespace {
@@ -54,6 +55,9 @@ Result<Coordinator> Coordinator::create(CoordinatorConfig config) {
   if (auto ok = check_range("context_parallel_size", config.limits.context_parallel_size, 1, 4096); !ok) {
     return std::unexpected(ok.error());
   }
+  if (auto ok = check_range("remembered_evictions", config.remembered_evictions, 0, int64_t{1} << 24); !ok) {
+    return std::unexpected(ok.error());
+  }
   for (const auto& group : config.groups) {
     if (auto ok = validate(group.spec); !ok) return std::unexpected(ok.error());
   }
@@ -62,7 +66,10 @@ Result<Coordinator> Coordinator::create(CoordinatorConfig config) {
   return coordinator;
 }
 
-Coordinator::Coordinator(CoordinatorConfig config) : config_(std::move(config)), pool_(config_.num_blocks) {
+Coordinator::Coordinator(CoordinatorConfig config)
+    : config_(std::move(config)),
+      pool_(config_.num_blocks, std::ssize(config_.groups)),
+      evicted_(config_.remembered_evictions) {
   for (const auto& group : config_.groups) {
     Group resolved;
     resolved.rule = group.hit;
@@ -244,6 +251,37 @@ std::vector<int64_t> Coordinator::hit_lengths(std::span<const BlockHash> hashes,
   }
   return lengths;
 }
+
+CacheReport Coordinator::report(std::span<const BlockHash> hashes, int64_t num_tokens, const PrefixHit* hit,
+                                const HashKeys& keys) const {
+  std::vector<ReportedGroup> reported;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    reported.push_back({.id = GroupId{static_cast<int32_t>(g)},
+                        .kind = name_of(spec(g)),
+                        .rule = groups_[g].rule,
+                        .block_tokens = groups_[g].block_tokens,
+                        .chunk = groups_[g].chunk,
+                        .drops_last = groups_[g].drops_last});
+  }
+  CacheReport report = report_hit(pool_.index(), evicted_,
+                                  {.groups = reported,
+                                   .hashes = hashes,
+                                   .hash_block = config_.hash_block,
+                                   .alignment_tokens = hit_alignment(),
+                                   .num_tokens = num_tokens,
+                                   .hit_length = hit == nullptr ? 0 : hit->length,
+                                   .looked_up = hit != nullptr && config_.enable_caching,
+                                   .own_keys = keys.adapter || !keys.cache_salt.empty(),
+                                   .now = now_});
+  report.minimum_reuse_tokens = minimum_reuse();
+  return report;
+}
+
+GroupStats Coordinator::stats(GroupId group) const {
+  return {.blocks = pool_.of_group(group), .hit_tokens = groups_[static_cast<size_t>(group.value)].hit_tokens};
+}
+
+int64_t Coordinator::minimum_reuse() const { return config_.enable_caching && !lookups_.empty() ? hit_alignment() : 0; }
 
 int64_t Coordinator::checkpoint_block() const {
   int64_t tokens = 0;

@@ -22,10 +22,12 @@
 #include "cache/block_hash.h"
 #include "cache/block_pool.h"
 #include "cache/events.h"
+#include "cache/evicted_keys.h"
 #include "cache/hit_search.h"
 #include "cache/planner.h"
 #include "cache/spec.h"
 #include "cache/write_mask.h"
+#include "quire/cache_report.h"
 
 namespace quire::cache {
 
@@ -47,6 +49,7 @@ struct CoordinatorConfig {
   bool enable_caching = true;
   bool all_groups_drop_block = false;  // a drafter reads every group: as if each had drops_block
   RetentionPolicy retention = {};
+  int64_t remembered_evictions = 0;  // keys of so many are kept, for report()
 };
 
 // The configuration for a plan; the caller sets what the plan does not know (lookahead, retention).
@@ -117,6 +120,12 @@ struct BlockCopy {
   BlockId target;
 };
 
+// What one group's part of the cache is doing, and did since the start.
+struct GroupStats {
+  GroupBlocks blocks;
+  int64_t hit_tokens = 0;  // in the blocks that requests took over from the cache
+};
+
 class Coordinator {
  public:
   // kInvalidRequest or kUnsupported, naming the field, for a configuration that contradicts itself.
@@ -126,6 +135,8 @@ class Coordinator {
   int64_t scheduler_block() const { return config_.scheduler_block; }
   int64_t hash_block() const { return config_.hash_block; }
   int64_t hit_alignment() const { return fine_hits_ ? config_.hash_block : config_.scheduler_block; }
+  // The least number of tokens that is reused; 0: no prefix is.
+  int64_t minimum_reuse() const;
   bool hits_end_inside_blocks() const { return fine_hits_; }
   bool caching() const { return config_.enable_caching; }
   // Tokens between checkpoints of recurrent states: a state is published only if a step ends at a multiple. 0: none.
@@ -137,13 +148,21 @@ class Coordinator {
   const BlockPool& pool() const { return pool_; }
   BlockPool& pool() { return pool_; }
 
+  std::string_view kind(GroupId group) const { return name_of(spec(static_cast<size_t>(group.value))); }
+  GroupStats stats(GroupId group) const;
+
   // The longest prefix, of at most `max_length` tokens, that all groups have. Touches nothing.
   PrefixHit find_hit(std::span<const BlockHash> hashes, int64_t max_length) const;
   // The same for each group alone.
   std::vector<int64_t> hit_lengths(std::span<const BlockHash> hashes, int64_t max_length) const;
 
-  // Call before the first allocate() of each step.
-  void begin_step();
+  // What a request of `num_tokens` tokens with these hashes gets of the cache, and why not more. `hit`: what it takes;
+  // null: it did not look. Ask before it is given slots.
+  CacheReport report(std::span<const BlockHash> hashes, int64_t num_tokens, const PrefixHit* hit,
+                     const HashKeys& keys) const;
+
+  // Call before the first allocate() of each step. `now`, in seconds, only dates evictions.
+  void begin_step(double now = 0);
 
   // Gives the request slots for a step: frees what it no longer needs, holds its hit, takes new blocks, publishes full
   // ones. False, with nothing allocated, if blocks are short. `added` (if given) gets the blocks appended to its rows.
@@ -186,6 +205,7 @@ class Coordinator {
     bool drops_last = false;  // its hits drop one block
     bool cacheable = false;
     bool checkpoints = false;  // recurrent, with copies at block boundaries
+    int64_t hit_tokens = 0;    // see GroupStats
   };
   // How far a request's slots reach: for all tokens and the lookahead, and without the lookahead.
   struct Extent {
@@ -215,8 +235,8 @@ class Coordinator {
   void take_blocks(size_t g, GroupState& state, const Extent& extent);
   void take_token_blocks(size_t g, GroupState& state, int64_t slots);
   void take_state_blocks(size_t g, GroupState& state, int64_t main);
-  void take(int64_t count, std::vector<BlockId>& out);
-  BlockId take_one();
+  void take(int64_t count, size_t g, std::vector<BlockId>& out);
+  BlockId take_one(size_t g);
   void replace_shared_tail(size_t g, GroupState& state);
   void preserve_shared_tail(size_t g, GroupState& state);
   int64_t tokens_to_publish(size_t g, int64_t num_tokens) const;
@@ -225,8 +245,10 @@ class Coordinator {
   using Boundaries = std::array<int64_t, 2>;
   Boundaries reused_boundaries(size_t g, const RequestTokens& tokens) const;
   WriteMaskQuery mask_query(size_t g, const Boundaries& boundaries) const;
-  void discard_passed(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens);
+  void demote_passed(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens);
   void discard(BlockId block);
+  void give_up(BlockId block);
+  void remember_evicted(BlockId block, bool demoted);
   void tell_removed(BlockId block) const;
   void tell_stored(size_t g, const RequestTokens& tokens, int64_t start, int64_t end, int64_t block) const;
   BlockHash hash_at(const RequestTokens& tokens, int64_t length) const {
@@ -244,6 +266,8 @@ class Coordinator {
   std::set<std::pair<GroupId, BlockId>> states_of_this_step_;  // recurrent blocks published since begin_step()
   std::vector<BlockId> scratch_;
   EventSubscriber subscriber_;
+  EvictedKeys evicted_;
+  double now_ = 0;
 };
 
 }  // namespace quire::cache

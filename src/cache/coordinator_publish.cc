@@ -53,14 +53,14 @@ void Coordinator::publish_columns(size_t g, GroupState& state, const RequestToke
     const int64_t length = (column + 1) * group.block_tokens;
     const int64_t published = pool_.index().published_tokens(block);
     QUIRE_CHECK(published < length);
-    if (published > 0) discard(block);  // a boundary inside the block gives way to the whole block
+    if (published > 0) give_up(block);  // a boundary inside the block gives way to the whole block
     pool_.index().insert({hash_at(tokens, length), id}, block, length);
     if (may_be_passed) state.trail.emplace_back(column, block);
     if (group.checkpoints) states_of_this_step_.insert({id, block});
   }
   tell_stored(g, tokens, run_start * group.block_tokens, end * group.block_tokens, group.block_tokens);
   state.published_columns = end;
-  if (may_be_passed) discard_passed(g, state, tokens, end * group.block_tokens);
+  if (may_be_passed) demote_passed(g, state, tokens, end * group.block_tokens);
 }
 
 Coordinator::Boundaries Coordinator::reused_boundaries(size_t g, const RequestTokens& tokens) const {
@@ -77,8 +77,9 @@ WriteMaskQuery Coordinator::mask_query(size_t g, const Boundaries& boundaries) c
           .reused_boundaries = std::span(boundaries).first(boundaries[1] > 0 ? 2 : 1)};
 }
 
-// The request has reached a later boundary: what served only earlier ones, and nobody else holds, is handed out first.
-void Coordinator::discard_passed(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens) {
+// The request has reached a later boundary. Others may still find what served only earlier ones, such as a prefix that
+// they share with it; but unless somebody else holds it, it goes before all that a request ended with.
+void Coordinator::demote_passed(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens) {
   const Boundaries boundaries = reused_boundaries(g, tokens);
   const WriteMaskQuery query = mask_query(g, boundaries);
   const int64_t kept_from = blocks_for_boundary(query, num_tokens).first;
@@ -92,7 +93,7 @@ void Coordinator::discard_passed(size_t g, GroupState& state, const RequestToken
     });
     const int own = state.row[static_cast<size_t>(column)] == block ? 1 : 0;
     if (reused || pool_.ref_count(block) > own) continue;
-    if (pool_.index().has({hash_at(tokens, (column + 1) * groups_[g].block_tokens), id}, block)) discard(block);
+    if (pool_.index().has({hash_at(tokens, (column + 1) * groups_[g].block_tokens), id}, block)) pool_.demote(block);
   }
 }
 
@@ -126,8 +127,20 @@ void Coordinator::discard(BlockId block) {
   pool_.discard(block);
 }
 
+// A discard of what was computed, to make room for something better.
+void Coordinator::give_up(BlockId block) {
+  remember_evicted(block, true);
+  discard(block);
+}
+
+void Coordinator::remember_evicted(BlockId block, bool demoted) {
+  pool_.index().for_each_key(
+      block, [&](const PrefixIndex::Key& key, int64_t) { evicted_.add(key, {.when = now_, .demoted = demoted}); });
+}
+
 void Coordinator::forget_prefixes() {
-  pool_.index().clear();
+  evicted_.forget();
+  pool_.forget_all();
   states_of_this_step_.clear();
   if (subscriber_) subscriber_(AllClearedEvent{});
 }

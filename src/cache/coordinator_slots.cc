@@ -6,7 +6,10 @@
 
 namespace quire::cache {
 
-void Coordinator::begin_step() { states_of_this_step_.clear(); }
+void Coordinator::begin_step(double now) {
+  states_of_this_step_.clear();
+  now_ = now;
+}
 
 bool Coordinator::allocate(RequestCache& cache, const SlotRequest& request, NewBlocks* added) {
   QUIRE_CHECK(request.new_tokens > 0);
@@ -57,7 +60,7 @@ void Coordinator::give_up_shared_tails(RequestCache& cache) {
   if (!cache.admitted_) return;
   for (auto& state : cache.groups_) {
     if (!state.shared_tail) continue;
-    discard(state.shared_tail->second);
+    give_up(state.shared_tail->second);
     state.shared_tail.reset();
   }
 }
@@ -152,6 +155,8 @@ void Coordinator::hold_hit(RequestCache& cache, const SlotRequest& request) {
     const auto skipped = static_cast<size_t>(skipped_tokens(spec(g), computed) / groups_[g].block_tokens);
     const auto kept = hits.subspan(std::min(skipped, hits.size()));
     pool_.hold(kept);
+    const auto taken_over = std::ranges::count_if(kept, [](BlockId block) { return block != kNullBlock; });
+    groups_[g].hit_tokens += taken_over * groups_[g].block_tokens;
     state.row.assign(skipped, kNullBlock);
     state.row.insert(state.row.end(), kept.begin(), kept.end());
     state.published_columns = static_cast<int64_t>(state.row.size());
@@ -178,7 +183,7 @@ void Coordinator::take_token_blocks(size_t g, GroupState& state, int64_t slots) 
     required += recurrent->speculative_blocks;
   }
   const int64_t missing = required - static_cast<int64_t>(state.row.size());
-  if (missing > 0) take(missing, state.row);
+  if (missing > 0) take(missing, g, state.row);
 }
 
 // The running state lives in the last column but the drafts'. When it moves on to another block, the step copies it
@@ -206,19 +211,24 @@ void Coordinator::take_state_blocks(size_t g, GroupState& state, int64_t main) {
     had_state ? preserve_shared_tail(g, state) : replace_shared_tail(g, state);
   }
   const int64_t missing = required - static_cast<int64_t>(state.row.size());
-  if (missing > 0) take(missing, state.row);
+  if (missing > 0) take(missing, g, state.row);
 }
 
 // Callers have made sure that as many are free.
-void Coordinator::take(int64_t count, std::vector<BlockId>& out) {
+void Coordinator::take(int64_t count, size_t g, std::vector<BlockId>& out) {
   std::function<void(BlockId)> evicted;
-  if (subscriber_) evicted = [this](BlockId block) { tell_removed(block); };
-  QUIRE_CHECK(pool_.take(count, out, evicted).has_value());
+  if (subscriber_ || config_.remembered_evictions > 0) {
+    evicted = [this](BlockId block) {
+      tell_removed(block);
+      remember_evicted(block, pool_.is_demoted(block));
+    };
+  }
+  QUIRE_CHECK(pool_.take(count, GroupId{static_cast<int32_t>(g)}, out, evicted).has_value());
 }
 
-BlockId Coordinator::take_one() {
+BlockId Coordinator::take_one(size_t g) {
   scratch_.clear();
-  take(1, scratch_);
+  take(1, g, scratch_);
   return scratch_[0];
 }
 
@@ -226,7 +236,7 @@ BlockId Coordinator::take_one() {
 // more to the copy pin both until the copy has run.
 void Coordinator::replace_shared_tail(size_t g, GroupState& state) {
   const auto [column, source] = *state.shared_tail;
-  const BlockId target = take_one();
+  const BlockId target = take_one(g);
   pool_.hold({&target, 1});
   state.row[static_cast<size_t>(column)] = target;
   copies_.push_back({GroupId{static_cast<int32_t>(g)}, source, target});
@@ -237,7 +247,7 @@ void Coordinator::replace_shared_tail(size_t g, GroupState& state) {
 // the published state moves to a copy.
 void Coordinator::preserve_shared_tail(size_t g, GroupState& state) {
   const BlockId source = state.shared_tail->second;
-  const BlockId target = take_one();
+  const BlockId target = take_one(g);
   const GroupId id{static_cast<int32_t>(g)};
   pool_.index().move(source, target);
   pool_.hold({&source, 1});

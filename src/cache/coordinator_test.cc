@@ -118,6 +118,9 @@ TEST(Coordinator, FindsWhatWasPublished) {
   EXPECT_EQ(coordinator.row(second.cache, GroupId{0})[3], coordinator.row(first.cache, GroupId{0})[3]);
   EXPECT_EQ(coordinator.row(second.cache, GroupId{1})[13], kNullBlock);
   EXPECT_EQ(coordinator.row(second.cache, GroupId{1})[14], coordinator.row(first.cache, GroupId{1})[14]);
+  EXPECT_EQ(coordinator.stats(GroupId{0}).hit_tokens, 64);
+  EXPECT_EQ(coordinator.stats(GroupId{1}).hit_tokens, 8);  // the two blocks that the window still needs
+  EXPECT_EQ(coordinator.stats(GroupId{1}).blocks.held, held(coordinator.row(first.cache, GroupId{1})) + 2);
   expect_sound(coordinator, {&first.cache, &second.cache});
   EXPECT_EQ(coordinator.find_hit(Sequence(coordinator, 70, 5).hashes, 69).length, 0);
 }
@@ -138,17 +141,20 @@ TEST(Coordinator, SparseRetentionKeepsOnlyWhatIsUsedAgain) {
     Sequence sequence(coordinator, 330);
     EXPECT_TRUE(coordinator.allocate(sequence.cache, sequence.slots(0, 330)));
     EXPECT_EQ(coordinator.find_hit(sequence.hashes, 329).length, 320);
-    return coordinator.pool().index().size() - 20;  // without the full group's
+    const auto row = coordinator.row(sequence.cache, GroupId{1});
+    const auto demoted = std::ranges::count_if(row, [&](BlockId b) { return coordinator.pool().is_demoted(b); });
+    return coordinator.pool().index().size() - 20 - demoted;  // without the full group's
   };
   EXPECT_EQ(published({}), 40);
   EXPECT_EQ(published({.keep = Keep::kKnownReuse}), 2);
-  EXPECT_EQ(published({.keep = Keep::kTurnEnds}), 2);
+  EXPECT_EQ(published({.keep = Keep::kTurnEnds}), 2);  // of the highest rank
   EXPECT_EQ(published({.keep = Keep::kEveryInterval, .interval_tokens = 64}), 10);
 }
 
-// While an answer grows, only its latest boundary and the prompt's end stay findable; the rest is handed out first.
-TEST(Coordinator, TurnEndsFollowTheRequest) {
-  auto config = config_for({full(8), window(4, 17)}, 400);
+// While an answer grows, all that was written stays findable as long as there is room. When it gets short, what the
+// latest boundary and the prompt's end do not need goes first.
+TEST(Coordinator, TurnEndsOutliveWhatARequestHasPassed) {
+  auto config = config_for({full(8), window(4, 17)}, 1 + 80);
   config.retention.keep = RetentionPolicy::Keep::kTurnEnds;
   auto coordinator = *Coordinator::create(config);
   Sequence sequence(coordinator, 200);
@@ -157,14 +163,20 @@ TEST(Coordinator, TurnEndsFollowTheRequest) {
   ASSERT_TRUE(coordinator.allocate(sequence.cache, slots));
   for (slots.computed = 80, slots.new_tokens = 1; slots.computed < 199; ++slots.computed) {
     ASSERT_TRUE(coordinator.allocate(sequence.cache, slots));
-    const int64_t boundary = (slots.computed + 1) / 8 * 8;
-    EXPECT_EQ(coordinator.find_hit(sequence.hashes, boundary).length, boundary);
-    EXPECT_EQ(coordinator.find_hit(sequence.hashes, 79).length, 72);
-    const int64_t of_window = coordinator.pool().index().size() - boundary / 8;
-    EXPECT_LE(of_window, 4 + 4 + 2);
+    for (const int64_t length : {slots.computed + 1, slots.computed / 2, int64_t{79}}) {
+      EXPECT_EQ(coordinator.find_hit(sequence.hashes, length).length, length / 8 * 8);
+    }
     expect_sound(coordinator, {&sequence.cache});
   }
+  coordinator.release(sequence.cache, 199);
+  // Of 48 published window blocks 4 serve the prompt's end and 4 the last boundary; 8 blocks are not published.
+  Sequence other(coordinator, 128, 1000);
+  ASSERT_TRUE(coordinator.allocate(other.cache, other.slots(0, 128)));  // 16 and 32 blocks
+  EXPECT_EQ(coordinator.pool().of_group(GroupId{1}).evictions, 40);
+  EXPECT_EQ(coordinator.pool().of_group(GroupId{0}).evictions, 0);
+  EXPECT_EQ(coordinator.find_hit(sequence.hashes, 199).length, 192);
   EXPECT_EQ(coordinator.find_hit(sequence.hashes, 150).length, 72);
+  expect_sound(coordinator, {&sequence.cache, &other.cache});
 }
 
 TEST(Coordinator, TurnEndsLeaveAloneWhatOthersHold) {
@@ -183,7 +195,14 @@ TEST(Coordinator, TurnEndsLeaveAloneWhatOthersHold) {
   ASSERT_TRUE(coordinator.allocate(second.cache, follow));
   slots.computed = 40;
   ASSERT_TRUE(coordinator.allocate(first.cache, slots));
-  EXPECT_EQ(coordinator.find_hit(second.hashes, 40).length, 40);
+  int64_t shared = 0;
+  for (const BlockId block : coordinator.row(second.cache, GroupId{0})) {
+    if (block == kNullBlock) continue;
+    EXPECT_FALSE(coordinator.pool().is_demoted(block));
+    shared += coordinator.pool().ref_count(block) == 2 ? 1 : 0;
+  }
+  EXPECT_EQ(shared, 2);
+  EXPECT_TRUE(coordinator.pool().is_demoted(coordinator.row(first.cache, GroupId{0})[12]));
   expect_sound(coordinator, {&first.cache, &second.cache});
 }
 

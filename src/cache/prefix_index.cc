@@ -14,11 +14,14 @@ PrefixIndex::PrefixIndex(int64_t num_blocks)
       first_of_block_(static_cast<size_t>(num_blocks), kNone) {}
 
 // The digest is uniform already; the group only has to separate equal digests.
-size_t PrefixIndex::bucket_of(const Key& key) const {
+uint64_t PrefixIndex::hash_of(const Key& key) {
   uint64_t word;
   std::memcpy(&word, key.hash.data(), sizeof word);
-  word += static_cast<uint64_t>(key.group.value) * 0x9e3779b97f4a7c15U;
-  return static_cast<size_t>(word) & (buckets_.size() - 1);
+  return word + static_cast<uint64_t>(key.group.value) * 0x9e3779b97f4a7c15U;
+}
+
+size_t PrefixIndex::bucket_of(const Key& key) const {
+  return static_cast<size_t>(hash_of(key)) & (buckets_.size() - 1);
 }
 
 int32_t PrefixIndex::new_entry() {

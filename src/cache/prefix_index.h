@@ -24,6 +24,8 @@ class PrefixIndex {
     GroupId group;
     bool operator==(const Key&) const = default;
   };
+  // Spreads keys evenly.
+  static uint64_t hash_of(const Key& key);
 
   // For blocks 0 .. num_blocks-1.
   explicit PrefixIndex(int64_t num_blocks);

@@ -15,7 +15,7 @@ void mark(std::vector<bool>& mask, int64_t start, int64_t from, int64_t to) {
   for (int64_t i = std::max(start, from); i < std::min(end, to); ++i) mask[static_cast<size_t>(i - start)] = true;
 }
 
-// As blocks fill up, that is: kTurnEnds gives up the earlier ones later.
+// kTurnEnds lowers the rank of earlier ones later.
 bool keeps_all_boundaries(const WriteMaskQuery& q) {
   return q.retention.keep == RetentionPolicy::Keep::kEveryBoundary ||
          q.retention.keep == RetentionPolicy::Keep::kTurnEnds;

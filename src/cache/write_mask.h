@@ -21,8 +21,9 @@ struct RetentionPolicy {
   enum class Keep : uint8_t {
     kEveryBoundary,  // dense
     kEveryInterval,  // at multiples of `interval_tokens`, and at boundaries a later request is known to use
-    kTurnEnds,       // at boundaries a later request is known to use, and at the last one that the request reached:
-                     // where the next turn of a conversation goes on
+    kTurnEnds,       // dense, but what serves only boundaries that the request has passed is evicted before all else;
+                     // not so its last one, where the next turn of a conversation goes on, nor those that a later
+                     // request is known to use
     kKnownReuse,     // only at boundaries a later request is known to use: end of prompt, shared-prefix junctions
   };
   Keep keep = Keep::kEveryBoundary;

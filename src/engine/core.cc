@@ -11,9 +11,10 @@
 namespace quire::engine {
 namespace {
 
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+// At most this many evicted keys are remembered for reports: some 5 MiB.
+constexpr int64_t kRememberedEvictions = 1 << 16;
+
+double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 }  // namespace
 
@@ -37,6 +38,8 @@ Result<std::unique_ptr<Core>> Core::create(std::unique_ptr<LoadedModel> model, c
   const cache::CachePlan& plan = model->storage.plan();
   cache::CoordinatorConfig cache =
       cache::coordinator_config(plan, {.max_in_flight_tokens = options.max_num_batched_tokens}, options.prefix_caching);
+  cache.remembered_evictions = std::min(4 * plan.num_blocks, kRememberedEvictions);
+  cache.retention.keep = cache::RetentionPolicy::Keep::kTurnEnds;
   sched::SchedulerConfig config;
   config.max_num_seqs = options.max_num_seqs;
   config.hash_root = model->cache_root;
@@ -56,15 +59,16 @@ Core::Core(std::unique_ptr<LoadedModel> model, const EngineOptions& options, sch
       tables_(std::move(tables)),
       budget_(std::chrono::duration<double>(options.step_time).count(), options.max_num_batched_tokens) {}
 
-void Core::add(RequestId id, Request request, Engine::Sink sink) {
+void Core::add(RequestId id, Request request, Engine::Sink sink, Clock::time_point arrival) {
   sched::RequestInit init;
   init.id = id;
   init.prompt = request.prompt;
   init.max_tokens = request.sampling.max_tokens;
   init.priority = request.priority;
   init.keys.cache_salt = request.cache_salt;
+  init.explain = request.explain_cache;
   init.skip_prefix_lookup = request.sampling.prompt_logprobs.has_value();
-  Active active{.request = std::move(request), .sink = std::move(sink), .counts = {{}, {}}};
+  Active active{.request = std::move(request), .sink = std::move(sink), .counts = {{}, {}}, .arrival = arrival};
   active.counts = sample::TokenCounts(active.request.sampling, active.request.prompt);
   if (active.request.sampling.prompt_logprobs) active.next_prompt_row = 0;
   const auto prompt_tokens = active.request.prompt.size();
@@ -107,9 +111,9 @@ int64_t Core::decoding() const {
 }
 
 Result<void> Core::step() {
-  const double start = now_seconds();
+  const auto start = Clock::now();
   const int64_t tokens = budget_.tokens(decoding(), active_.size() == 1);
-  const sched::StepPlan plan = scheduler_.schedule({tokens, tokens / 2});
+  const sched::StepPlan plan = scheduler_.schedule({tokens, tokens / 2}, seconds(start.time_since_epoch()));
   if (plan.requests.empty()) {
     tables_.update(plan);
     return {};
@@ -120,6 +124,8 @@ Result<void> Core::step() {
   for (const auto& planned : plan.requests) {
     Active& active = active_.at(planned.id);
     if (planned.first && !planned.resumed) {
+      active.started = start;
+      active.cache_report = scheduler_.find(planned.id)->report;
       active.cached_tokens = planned.num_cached;
       counters_.prompt_tokens_cached += static_cast<uint64_t>(planned.num_cached);
     }
@@ -129,18 +135,25 @@ Result<void> Core::step() {
   model_->attention.prepare(batch_, model_->pool->size());
   outcomes_.assign(plan.requests.size(), {});
 
-  const double forward = now_seconds();
+  const auto forward = Clock::now();
   model_->forward->run(batch_, model_->attention, [&](const exec::LogitsBlock& block) { use_logits(plan, block); });
-  const double forward_end = now_seconds();
+  const auto forward_end = Clock::now();
 
   finish_step(plan);
-  const double end = now_seconds();
-  budget_.observe(plan.total_tokens, end - start);
-  ++counters_.steps;
-  counters_.step_seconds += end - start;
-  counters_.overhead_seconds += (end - start) - (forward_end - forward);
+  const auto end = Clock::now();
+  budget_.observe(plan.total_tokens, seconds(end - start));
+  count_step(plan.total_tokens);
+  counters_.step_seconds += seconds(end - start);
+  counters_.overhead_seconds += seconds((end - start) - (forward_end - forward));
   if (options_.check_integrity) return scheduler_.integrity();
   return {};
+}
+
+void Core::count_step(int64_t tokens) {
+  ++counters_.steps;
+  counters_.step_tokens += static_cast<uint64_t>(tokens);
+  const auto bound = std::ranges::lower_bound(kStepTokenBounds, tokens);
+  ++counters_.steps_by_tokens[static_cast<size_t>(bound - kStepTokenBounds.begin())];
 }
 
 void Core::use_logits(const sched::StepPlan& plan, const exec::LogitsBlock& block) {
@@ -223,13 +236,14 @@ void Core::finish_step(const sched::StepPlan& plan) {
     outputs.push_back({id, outcome.tokens, outcome.update.finish == FinishReason::kStop});
   }
   const std::vector<RequestId> ended = scheduler_.apply(plan, outputs);
+  const auto now = Clock::now();
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const RequestId id = plan.requests[i].id;
-    deliver(id, outcomes_[i], std::ranges::find(ended, id) != ended.end());
+    deliver(id, outcomes_[i], std::ranges::find(ended, id) != ended.end(), now);
   }
 }
 
-void Core::deliver(RequestId id, Outcome& outcome, bool ended) {
+void Core::deliver(RequestId id, Outcome& outcome, bool ended, Clock::time_point now) {
   if (outcome.error) {
     scheduler_.abort(id);
     ++counters_.finished_error;
@@ -243,7 +257,12 @@ void Core::deliver(RequestId id, Outcome& outcome, bool ended) {
   update.tokens = std::move(outcome.tokens);
   update.prompt_logprobs = std::move(active.prompt_logprobs);
   active.prompt_logprobs.clear();
+  update.cache_report = std::exchange(active.cache_report, std::nullopt);
   update.cached_tokens = static_cast<int>(active.cached_tokens);
+  if (active.first_token == Clock::time_point{}) active.first_token = now;
+  update.times = {.queue = seconds(active.started - active.arrival),
+                  .prefill = seconds(active.first_token - active.started),
+                  .decode = seconds(now - active.first_token)};
   if (!ended) return active.sink(std::move(update));
   if (update.finish == FinishReason::kNone) update.finish = FinishReason::kLength;
   ++(update.finish == FinishReason::kStop ? counters_.finished_stop : counters_.finished_length);
@@ -261,6 +280,15 @@ EngineStats Core::stats() const {
   s.prefix_cache_queries = scheduler.prefix_queries;
   s.prefix_cache_hits = scheduler.prefix_hits;
   s.preemptions = scheduler.preemptions;
+  const cache::Coordinator& cache = scheduler_.cache();
+  for (int32_t g = 0; g < static_cast<int32_t>(cache.num_groups()); ++g) {
+    const cache::GroupStats group = cache.stats(GroupId{g});
+    s.cache_groups.push_back({.kind = cache.kind(GroupId{g}),
+                              .held_blocks = group.blocks.held,
+                              .retained_blocks = group.blocks.retained,
+                              .evictions = static_cast<uint64_t>(group.blocks.evictions),
+                              .hit_tokens = static_cast<uint64_t>(group.hit_tokens)});
+  }
   return s;
 }
 

@@ -5,6 +5,7 @@
 // One thread at a time calls it, always the one that first called step().
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
@@ -28,8 +29,11 @@ class Core {
  public:
   static Result<std::unique_ptr<Core>> create(std::unique_ptr<LoadedModel> model, const EngineOptions& options);
 
-  // The request must have passed validate_request(). An error (no room for it even alone) goes to its sink.
-  void add(RequestId id, Request request, Engine::Sink sink);
+  using Clock = std::chrono::steady_clock;
+
+  // The request must have passed validate_request(). An error (no room for it even alone) goes to its sink. `arrival`
+  // is when it began to wait.
+  void add(RequestId id, Request request, Engine::Sink sink, Clock::time_point arrival);
   void cancel(RequestId id);
   // Ends everything that is left: with kAborted, or with kError if there is an error, after which nothing cached is
   // trusted any more.
@@ -53,10 +57,14 @@ class Core {
     Request request;
     Engine::Sink sink;
     sample::TokenCounts counts;
+    Clock::time_point arrival = {};
+    Clock::time_point started = {};      // of the first step that ran it
+    Clock::time_point first_token = {};  // all three: the clock's zero until then
     int64_t num_output = 0;
     int64_t cached_tokens = 0;
     int64_t next_prompt_row = -1;  // first position whose prompt log-probabilities are still missing; -1: none wanted
     std::vector<PositionLogprobs> prompt_logprobs = {};
+    std::optional<CacheReport> cache_report = {};
   };
   // What a step brings one request.
   struct Outcome {
@@ -73,8 +81,9 @@ class Core {
   void use_row_or_throw(Active& active, const LogitsUse& use, std::span<float> logits, Outcome& outcome);
   void sample_row(Active& active, int64_t position, std::span<float> logits, Outcome& outcome);
   void finish_step(const sched::StepPlan& plan);
-  void deliver(RequestId id, Outcome& outcome, bool ended);
+  void deliver(RequestId id, Outcome& outcome, bool ended, Clock::time_point now);
   void end(RequestId id, Update update);
+  void count_step(int64_t tokens);
   int64_t decoding() const;
   bool stops(const Active& active, TokenId token) const;
 

@@ -17,6 +17,7 @@ struct Submission {
   RequestId id;
   Request request;
   Engine::Sink sink;
+  engine::Core::Clock::time_point arrival;
 };
 
 }  // namespace
@@ -44,6 +45,7 @@ class Engine::Impl {
       return fail(ErrorKind::kInvalidRequest, "every request needs a sink", "sinks");
     for (const Request& request : requests)
       if (auto valid = engine::validate_request(request, info_); !valid) return std::unexpected(valid.error());
+    const auto arrival = engine::Core::Clock::now();
     std::vector<uint64_t> ids;
     {
       std::lock_guard lock(mutex_);
@@ -54,7 +56,7 @@ class Engine::Impl {
                     fmt::format("{} requests wait already; at most {} may", waiting, max_waiting_));
       for (size_t i = 0; i < requests.size(); ++i) {
         ids.push_back(next_id_++);
-        inbox_.push_back({RequestId(ids.back()), std::move(requests[i]), std::move(sinks[i])});
+        inbox_.push_back({RequestId(ids.back()), std::move(requests[i]), std::move(sinks[i]), arrival});
       }
     }
     wake_.notify_one();
@@ -104,7 +106,7 @@ class Engine::Impl {
     // The core may take the sink before it throws, so a copy stays here.
     const Sink sink = submission.sink;
     try {
-      core_->add(submission.id, std::move(submission.request), std::move(submission.sink));
+      core_->add(submission.id, std::move(submission.request), std::move(submission.sink), submission.arrival);
     } catch (const std::exception& e) {
       sink({.finish = FinishReason::kError,
             .error = Error{ErrorKind::kExhausted, std::string("the request does not fit memory: ") + e.what()}});
@@ -133,7 +135,7 @@ class Engine::Impl {
   void publish_stats() {
     EngineStats now = core_->stats();
     std::lock_guard lock(mutex_);
-    stats_ = now;
+    stats_ = std::move(now);
   }
 
   std::unique_ptr<engine::Core> core_;

@@ -123,6 +123,10 @@ std::vector<std::string> describe_groups(const cache::CachePlan& plan) {
   return lines;
 }
 
+int64_t minimum_reuse(const cache::CachePlan& plan, bool prefix_caching) {
+  return prefix_caching && plan.hash_block_size > 0 ? plan.hit_alignment : 0;
+}
+
 int block_size_of(const EngineOptions& options) { return options.block_size.value_or(kDefaultBlockSize); }
 
 Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const EngineOptions& options,
@@ -244,6 +248,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const we
       .kv_cache_tokens = static_cast<int64_t>(plan.max_concurrency() * static_cast<double>(plan.max_model_len)),
       .num_gpu_blocks = static_cast<int>(plan.num_blocks),
       .block_size = static_cast<int>(plan.groups.front().spec.block_size),
+      .minimum_reuse_tokens = minimum_reuse(plan, options.prefix_caching),
       .cache_groups = describe_groups(plan)};
   return loaded;
 }

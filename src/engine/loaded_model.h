@@ -53,6 +53,9 @@ size_t file_weight_bytes(const weights::Checkpoint& checkpoint);
 // One line a KV cache group: its kind, layers, block and bytes.
 std::vector<std::string> describe_groups(const cache::CachePlan& plan);
 
+// The least number of tokens that the prefix cache reuses, and the step in which it reuses more; 0: it reuses nothing.
+int64_t minimum_reuse(const cache::CachePlan& plan, bool prefix_caching);
+
 struct LoadedModel {
   Allocator allocator;
   std::unique_ptr<ThreadPool> pool;

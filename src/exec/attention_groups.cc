@@ -19,8 +19,8 @@ Result<int64_t> choose_page(const cache::CacheSpec& spec, const cache::KernelBlo
   return cache::select_kernel_block(spec.block_size, {&taken, 1});
 }
 
-Result<AttentionGroup> make_group(const model::AttentionSpec& attention, const cache::CachePlan& plan,
-                                  const cache::LayerPlace& place, int64_t page_tokens, int64_t max_num_seqs) {
+Result<AttentionOutline> outline_layer(const model::AttentionSpec& attention, const cache::CachePlan& plan,
+                                       const cache::LayerPlace& place, int64_t page_tokens) {
   const kernels::AttentionShape shape = {.q_heads = attention.q_heads,
                                          .kv_heads = attention.kv_heads,
                                          .head_dim = attention.head_dim,
@@ -33,56 +33,84 @@ Result<AttentionGroup> make_group(const model::AttentionSpec& attention, const c
   if (!view) return std::unexpected(view.error());
   if (view->num_pages > std::numeric_limits<int32_t>::max())
     return fail(ErrorKind::kUnsupported, "the cache has more kernel pages than 31 bits can number; use a larger block");
-  const int64_t columns = plan.groups[static_cast<size_t>(place.group.value)].table_columns;
-  auto pages = cache::MappedTable::create(max_num_seqs, columns, *view);
-  if (!pages) return std::unexpected(pages.error());
-  return AttentionGroup{place.group, shape, *view, std::move(*pages), {}};
+  return AttentionOutline{place.group, shape, *view, {{attention.name, place, *view}}};
+}
+
+const AttentionOutline& group_of(const std::vector<AttentionOutline>& groups, const std::string& layer) {
+  const auto group = std::ranges::find_if(groups, [&](const AttentionOutline& g) {
+    return std::ranges::find(g.layers, layer, &AttentionOutline::Layer::name) != g.layers.end();
+  });
+  QUIRE_CHECK(group != groups.end());
+  return *group;
+}
+
+// Where the plan put the layer of that name.
+const cache::LayerPlace& place_of(const std::string& name, const cache::CachePlan& plan,
+                                  std::span<const cache::CacheLayer> layers) {
+  const auto it = std::ranges::find(layers, name, &cache::CacheLayer::name);
+  QUIRE_CHECK(it != layers.end());
+  return plan.layers[static_cast<size_t>(it - layers.begin())];
 }
 
 }  // namespace
+
+Result<std::vector<AttentionOutline>> outline_attention(const model::ModelSpec& spec, const cache::CachePlan& plan,
+                                                        std::span<const cache::CacheLayer> layers,
+                                                        const PageSizes& pages) {
+  std::vector<AttentionOutline> groups;
+  for (const auto& layer : spec.layers) {
+    const auto* attention = std::get_if<model::AttentionSpec>(&layer.mixer);
+    if (attention == nullptr) continue;
+    const std::string& keeper = attention->keeps_own() ? attention->name : attention->donor;
+    const cache::LayerPlace& place = place_of(keeper, plan, layers);
+    auto page_tokens = attention->keeps_own() ? choose_page(place.spec, pages(*attention))
+                                              : group_of(groups, keeper).shape.page_tokens;
+    if (!page_tokens) return std::unexpected(page_tokens.error());
+    auto outline = outline_layer(*attention, plan, place, *page_tokens);
+    if (!outline) return std::unexpected(outline.error());
+    const auto same = std::ranges::find_if(groups, [&](const AttentionOutline& g) {
+      return g.cache_group == outline->cache_group &&
+             g.kernel_view.pages_between_blocks == outline->kernel_view.pages_between_blocks &&
+             same_shape(g.shape, outline->shape);
+    });
+    if (same == groups.end()) {
+      groups.push_back(std::move(*outline));
+    } else {
+      same->layers.push_back(std::move(outline->layers.front()));
+    }
+  }
+  return groups;
+}
 
 Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, const KvStorage& storage,
                                               std::span<const cache::CacheLayer> layers, const PageSizes& pages,
                                               int64_t max_num_seqs) {
   const cache::CachePlan& plan = storage.plan();
+  auto outlines = outline_attention(spec, plan, layers, pages);
+  if (!outlines) return std::unexpected(outlines.error());
   AttentionGroups result;
-  const auto place_of = [&](const std::string& name) -> const cache::LayerPlace& {
-    const auto it = std::ranges::find(layers, name, &cache::CacheLayer::name);
-    QUIRE_CHECK(it != layers.end());
-    return plan.layers[static_cast<size_t>(it - layers.begin())];
-  };
-  for (const auto& layer : spec.layers) {
-    const auto* attends = std::get_if<model::AttentionSpec>(&layer.mixer);
-    if (attends == nullptr) {
-      const std::string& name = model::name_of(layer.mixer);
-      const cache::LayerPlace& place = place_of(name);
-      result.states_.emplace(name, StateCache{place.group, storage.base() + place.offset,
-                                              static_cast<size_t>(place.strides.block), place.spec.block_size});
-      continue;
+  for (const AttentionOutline& outline : *outlines) {
+    const int64_t columns = plan.groups[static_cast<size_t>(outline.cache_group.value)].table_columns;
+    auto table = cache::MappedTable::create(max_num_seqs, columns, outline.kernel_view);
+    if (!table) return std::unexpected(table.error());
+    for (const AttentionOutline::Layer& layer : outline.layers) {
+      LayerCache cache;
+      cache.group = static_cast<int>(result.groups_.size());
+      cache.view = {.base = storage.base() + layer.place.offset,
+                    .page_stride = static_cast<size_t>(layer.view.page_bytes),
+                    .head_stride = static_cast<size_t>(layer.view.head_bytes),
+                    .block_tokens = static_cast<int>(layer.place.spec.block_size),
+                    .pages_per_block = static_cast<int>(layer.view.pages_between_blocks)};
+      result.layers_.emplace(layer.name, cache);
     }
-    const model::AttentionSpec& attention = *attends;
-    const std::string& keeper = attention.keeps_own() ? attention.name : attention.donor;
-    const cache::LayerPlace& place = place_of(keeper);
-    auto page_tokens = attention.keeps_own() ? choose_page(place.spec, pages(attention))
-                                             : result.group(result.layer(keeper)).shape.page_tokens;
-    if (!page_tokens) return std::unexpected(page_tokens.error());
-    auto group = make_group(attention, plan, place, *page_tokens, max_num_seqs);
-    if (!group) return std::unexpected(group.error());
-
-    const auto same = std::ranges::find_if(result.groups_, [&](const AttentionGroup& g) {
-      return g.cache_group == group->cache_group &&
-             g.kernel_view.pages_between_blocks == group->kernel_view.pages_between_blocks &&
-             same_shape(g.shape, group->shape);
-    });
-    LayerCache cache;
-    cache.group = static_cast<int>(same - result.groups_.begin());
-    cache.view = {.base = storage.base() + place.offset,
-                  .page_stride = static_cast<size_t>(group->kernel_view.page_bytes),
-                  .head_stride = static_cast<size_t>(group->kernel_view.head_bytes),
-                  .block_tokens = static_cast<int>(place.spec.block_size),
-                  .pages_per_block = static_cast<int>(group->kernel_view.pages_between_blocks)};
-    if (same == result.groups_.end()) result.groups_.push_back(std::move(*group));
-    result.layers_.emplace(attention.name, cache);
+    result.groups_.push_back({outline.cache_group, outline.shape, outline.kernel_view, std::move(*table), {}});
+  }
+  for (const auto& layer : spec.layers) {
+    if (std::holds_alternative<model::AttentionSpec>(layer.mixer)) continue;
+    const std::string& name = model::name_of(layer.mixer);
+    const cache::LayerPlace& place = place_of(name, plan, layers);
+    result.states_.emplace(name, StateCache{place.group, storage.base() + place.offset,
+                                            static_cast<size_t>(place.strides.block), place.spec.block_size});
   }
   return result;
 }

@@ -51,6 +51,25 @@ struct StateCache {
   }
 };
 
+// What an attention group is by the plan alone, without memory.
+struct AttentionOutline {
+  struct Layer {
+    std::string name;
+    cache::LayerPlace place;  // its own, or its donor's
+    cache::KernelView view;
+  };
+  GroupId cache_group;
+  kernels::AttentionShape shape;
+  cache::KernelView kernel_view;
+  std::vector<Layer> layers;
+};
+
+// The attention groups of a model. The spec must have passed model::validate(); layer l of the plan is called
+// layers[l].name. kUnsupported if no page of the kernels fits a layer's blocks.
+Result<std::vector<AttentionOutline>> outline_attention(const model::ModelSpec& spec, const cache::CachePlan& plan,
+                                                        std::span<const cache::CacheLayer> layers,
+                                                        const PageSizes& pages);
+
 class AttentionGroups {
  public:
   // The spec must have passed model::validate(). Layer l of the storage's plan is called layers[l].name. Steps have up

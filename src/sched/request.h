@@ -26,6 +26,7 @@ struct RequestInit {
   cache::HashKeys keys = {};    // adapter, media, cache salt
   // Take nothing from the prefix cache: prompt log-probabilities need every position's logits.
   bool skip_prefix_lookup = false;
+  bool explain = false;  // make RequestState::report
 };
 
 enum class RequestStatus : uint8_t { kWaiting, kPreempted, kRunning };
@@ -47,6 +48,7 @@ struct RequestState {
   int64_t shared_boundary = 0;             // see cache::RequestTokens
   std::optional<int64_t> num_cached = {};  // tokens taken from the prefix cache when it first ran
   int num_preemptions = 0;
+  std::optional<CacheReport> report = {};  // of when it first ran, if asked for
 
   cache::RequestCache cache;
 

@@ -102,7 +102,7 @@ void Scheduler::enqueue(RequestState& request) {
   }
 }
 
-StepPlan Scheduler::schedule(TokenBudget budget) {
+StepPlan Scheduler::schedule(TokenBudget budget, double now) {
   StepPlan plan;
   plan.num_groups = static_cast<int32_t>(cache_.num_groups());
   plan.requests.reserve(running_.size() + 1);
@@ -113,7 +113,7 @@ StepPlan Scheduler::schedule(TokenBudget budget) {
   const int64_t most = cache_.max_in_flight_tokens() - tokens_in_flight_;
   budget.tokens = std::min(budget.tokens, most);
   budget.stretch = std::min(budget.stretch, most - budget.tokens);
-  cache_.begin_step();
+  cache_.begin_step(now);
   schedule_running(plan, budget);
   if (plan.preempted.empty()) schedule_waiting(plan, budget);
   finish_plan(plan);
@@ -188,6 +188,13 @@ cache::PrefixHit Scheduler::look_up(RequestState& request) {
   return hit;
 }
 
+// Before the request publishes anything itself.
+void Scheduler::explain(RequestState& request, const cache::PrefixHit& hit) const {
+  if (!request.init.explain || request.num_cached) return;
+  const bool looked_up = !request.init.skip_prefix_lookup && cache_.caching();
+  request.report = cache_.report(request.hashes, request.num_tokens(), looked_up ? &hit : nullptr, request.init.keys);
+}
+
 bool Scheduler::start_waiting(RequestState& request, StepPlan& plan, TokenBudget& budget) {
   const bool looks_up = !request.init.skip_prefix_lookup && cache_.caching();
   cache::PrefixHit hit = look_up(request);
@@ -198,6 +205,7 @@ bool Scheduler::start_waiting(RequestState& request, StepPlan& plan, TokenBudget
     auto slots = slots_for(request, num_new);
     slots.hit = hit.rows.empty() ? nullptr : &hit;
     slots.whole_sequence_must_fit = config_.reserve_whole_sequence;
+    explain(request, hit);
     if (!plan.requests.empty()) slots.blocks_to_leave_free = blocks_to_leave_free_;
     if (cache_.allocate(request.cache, slots)) {
       collect_rows(request);

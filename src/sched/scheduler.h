@@ -114,8 +114,8 @@ class Scheduler {
   // could not run with the whole pool to itself.
   Result<void> add(RequestInit request);
 
-  // Plans a step within the budget.
-  StepPlan schedule(TokenBudget budget);
+  // Plans a step within the budget. `now`, in seconds, changes no plan: it only dates what reports tell.
+  StepPlan schedule(TokenBudget budget, double now = 0);
 
   // Takes the outputs of a plan, in the plan's order; requests without output may be left out. To be called once for
   // each plan, in order, after the whole plan has run. Output past max_tokens or the model's length is cut off, and the
@@ -160,6 +160,7 @@ class Scheduler {
   int64_t split_at_checkpoint(const RequestState& request, int64_t start, int64_t num_new) const;
   bool start_waiting(RequestState& request, StepPlan& plan, TokenBudget& budget);
   cache::PrefixHit look_up(RequestState& request);
+  void explain(RequestState& request, const cache::PrefixHit& hit) const;
   void collect_rows(const RequestState& request);
   cache::SlotRequest slots_for(RequestState& request, int64_t num_new);
   void preempt_one(StepPlan& plan, TokenBudget& budget);

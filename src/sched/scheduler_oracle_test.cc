@@ -240,6 +240,7 @@ World random_world() {
   using Keep = cache::RetentionPolicy::Keep;
   cache.retention.keep =
       *rc::gen::element(Keep::kEveryBoundary, Keep::kKnownReuse, Keep::kTurnEnds, Keep::kEveryInterval);
+  cache.remembered_evictions = *rc::gen::element(0, 5, 1000);
   if (cache.retention.keep == Keep::kEveryInterval) cache.retention.interval_tokens = 2 * probe->scheduler_block();
   return world;
 }
@@ -267,7 +268,30 @@ RequestInit random_request(uint64_t id, const World& world) {
   init.priority = *rc::gen::inRange(0, 3);
   init.keys.cache_salt = *rc::gen::element<std::string>("", "", "a");
   init.skip_prefix_lookup = *rc::gen::inRange(0, 6) == 0;
+  init.explain = *rc::gen::arbitrary<bool>();
   return init;
+}
+
+// Every group's hit and misses make up the prompt; where all groups have a prefix, it is a hit.
+void check_report(const RequestState& request, bool may_give_up_a_hit) {
+  RC_ASSERT(request.report.has_value() == request.init.explain);
+  if (!request.report) return;
+  std::vector<bool> some_group_lacks(static_cast<size_t>(request.num_prompt), false);
+  for (const GroupReport& group : request.report->groups) {
+    int64_t at = group.hit_tokens;
+    RC_ASSERT(at == 0 || at == request.num_cached);
+    for (const CacheMiss& miss : group.misses) {
+      RC_ASSERT(miss.from == at && miss.to > at);
+      RC_ASSERT(!miss.evicted_seconds_ago || *miss.evicted_seconds_ago >= 0);
+      for (; at < miss.to; ++at) {
+        if (miss.reason != MissReason::kUnused) some_group_lacks[static_cast<size_t>(at)] = true;
+      }
+    }
+    RC_ASSERT(at == request.num_prompt);
+  }
+  for (int64_t at = *request.num_cached; at < request.num_prompt; ++at) {
+    RC_ASSERT(may_give_up_a_hit || some_group_lacks[static_cast<size_t>(at)]);
+  }
 }
 
 void check(const Scheduler& scheduler) {
@@ -282,8 +306,11 @@ class Driver {
       : scheduler_(scheduler), model_(model), world_(world) {}
 
   void step() {
-    StepPlan plan = scheduler_.schedule(world_.budget);
+    StepPlan plan = scheduler_.schedule(world_.budget, ++now_);
     check(scheduler_);
+    for (const auto& planned : plan.requests) {
+      if (planned.first && !planned.resumed) check_report(*scheduler_.find(planned.id), world_.has_states);
+    }
     RC_ASSERT(plan.total_tokens <= world_.budget);
     Model::Sampled sampled = model_.run(scheduler_, plan);
     waiting_.emplace_back(std::move(plan), std::move(sampled));
@@ -316,6 +343,7 @@ class Driver {
   Scheduler& scheduler_;
   Model& model_;
   const World& world_;
+  double now_ = 0;
   std::vector<std::pair<StepPlan, Model::Sampled>> waiting_;
 };
 

@@ -161,6 +161,35 @@ def test_an_architecture_that_is_not_known(tmp_path):
     assert_one_clear_line(run("serve", tmp_path), "OddModel")
 
 
+def test_inspect_shows_the_whole_plan():
+    result = run("inspect", TINY, "--kv-cache-memory-bytes", 1 << 20)
+    assert result.returncode == 0, result.stderr
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    starts = {line.split("  ")[0] for line in lines}
+    assert {"KV cache", "groups", "units", "prefix cache", "admission", "capacity"} <= starts
+    groups = [line for line in lines if line.startswith("group ") and "blocks a request" in line]
+    assert any("full" in line for line in groups) and any("sliding window of 16 tokens" in line for line in groups)
+    # One head of 32 rows: a page is all of a layer's block.
+    assert lines.count("bytes to the next layer 2048, block 2048, head 2048, row 64") == len(groups)
+    assert sorted(line.split(":")[0] for line in lines if line.startswith("layers ")) == [f"layers {i}" for i in range(7)]
+    assert "prefixes of at least 32 tokens, in steps of 32" in result.stdout
+    attention = [line for line in lines if "over cache group" in line]
+    assert len(attention) == len(groups) and all("pages of 32 tokens, 1 a block" in line for line in attention)
+    bound = sum(int(line.split("at most ")[1].split()[0]) for line in groups)
+    assert f"holds at most {bound} of 511 blocks" in result.stdout
+    # Blocks of 48 tokens are three pages of 16.
+    split = run("inspect", TINY, "--kv-cache-memory-bytes", 1 << 20, "--block-size", 48)
+    assert split.stdout.count("pages of 16 tokens, 3 a block, blocks 3 pages apart") == len(groups)
+    off = run("inspect", TINY, "--kv-cache-memory-bytes", 1 << 20, "--no-enable-prefix-caching")
+    assert "prefix cache   off" in off.stdout
+
+
+def test_the_log_says_the_shortest_prefix_that_is_reused():
+    for flags, words in (((), "at least 32 tokens are reused"), (("--no-enable-prefix-caching",), "prefix cache: off")):
+        with QuireServer(TINY, *FLAGS, *flags) as server:
+            assert words in server.log()
+
+
 def test_a_port_in_use():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -138,6 +138,31 @@ TEST_P(Bits, WithPrefixCacheColdAndWarm) {
   expect_same(warm, want_);
 }
 
+// In a pool that holds little more than the longest request prefixes come and go; what is found again must be the same.
+TEST_P(Bits, WithPrefixesEvictedAndFoundAgain) {
+  EngineOptions options = base();
+  options.prefix_caching = true;
+  options.max_model_len = 512;
+  options.max_num_seqs = 3;
+  for (size_t bytes = size_t{1} << 12;; bytes += size_t{1} << 12) {
+    ASSERT_LT(bytes, size_t{64} << 20);
+    options.kv_cache_bytes = bytes;
+    if (engine::LoadedModel::load(options)) break;
+  }
+  CoreHarness harness(options);
+  harness.poison_free_blocks(true);
+  int cached = 0;
+  for (int round = 0; round < 3; ++round) {
+    const auto answers = harness.run(requests());
+    expect_same(answers, want_);
+    for (const Answer& answer : answers) cached += answer.cached_tokens;
+  }
+  EXPECT_GT(cached, 0);
+  uint64_t evictions = 0;
+  for (const CacheGroupStats& group : harness.core().stats().cache_groups) evictions += group.evictions;
+  EXPECT_GT(evictions, 0U);
+}
+
 TEST_P(Bits, AfterPreemption) {
   EngineOptions options = base();
   options.max_model_len = 512;

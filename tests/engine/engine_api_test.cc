@@ -240,6 +240,54 @@ TEST(Engine, LogProbabilitiesAndSamplesDoNotDependOnHowTheyAreRun) {
   EXPECT_GT(busy.core().stats().preemptions, 0U);
 }
 
+TEST(Engine, TellsHowLongRequestsWaitedAndRan) {
+  EngineOptions options = tiny();
+  options.max_num_seqs = 1;
+  options.prefix_caching = false;
+  CoreHarness harness(options);
+  const uint64_t first = harness.add(greedy({1, 2, 3}, 5));
+  const uint64_t second = harness.add(greedy({4, 5}, 1));
+  harness.run();
+  const RequestTimes times = harness.answer(first).times;
+  const RequestTimes waited = harness.answer(second).times;
+  EXPECT_GE(times.queue, 0);
+  EXPECT_GT(times.prefill, 0);
+  EXPECT_GT(times.decode, 0);
+  EXPECT_GE(waited.queue, times.inference());  // it came before the first one ran, and ran after that had ended
+  EXPECT_GT(waited.prefill, 0);
+  EXPECT_EQ(waited.decode, 0);
+  const EngineStats stats = harness.core().stats();
+  EXPECT_EQ(stats.steps, 6U);
+  EXPECT_EQ(stats.step_tokens, 3U + 4 + 2);
+  EXPECT_EQ(stats.steps_by_tokens[0], 4U);  // of one token
+  EXPECT_EQ(stats.steps_by_tokens[1], 2U);  // of 2 to 8
+}
+
+TEST(Engine, ExplainsItsCacheWhereAsked) {
+  EngineOptions options = tiny(golden_dir() + "/gemma3");
+  CoreHarness harness(options);
+  std::vector<TokenId> prompt(100);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<TokenId>(i + 1);
+  Request request = greedy(prompt, 4);
+  const auto ask = [&] {
+    request.explain_cache = true;
+    return harness.run({request}).front();
+  };
+  EXPECT_FALSE(harness.run({greedy({1, 2, 3}, 4)}).front().cache_report.has_value());
+  const Answer cold = ask();
+  ASSERT_TRUE(cold.cache_report.has_value());
+  EXPECT_EQ(cold.cache_report->minimum_reuse_tokens, harness.core().info().minimum_reuse_tokens);
+  EXPECT_EQ(cold.cache_report->groups.size(), harness.core().info().cache_groups.size());
+  for (const GroupReport& group : cold.cache_report->groups) {
+    EXPECT_EQ(group.misses.front(), (CacheMiss{0, 96, MissReason::kNeverSeen}));
+  }
+  const Answer warm = ask();
+  EXPECT_EQ(warm.cached_tokens, 96);
+  for (const GroupReport& group : warm.cache_report->groups) EXPECT_EQ(group.hit_tokens, 96);
+  request.sampling.prompt_logprobs = 0;
+  EXPECT_EQ(ask().cache_report->groups.front().misses, (std::vector{CacheMiss{0, 100, MissReason::kNotLookedUp}}));
+}
+
 TEST(Engine, ASinkForEveryRequest) {
   auto engine = *Engine::load(tiny());
   EXPECT_EQ(engine->submit(greedy({1}, 1), {}).error().param, "sinks");

@@ -38,15 +38,20 @@ uint64_t CoreHarness::add(Request request, int64_t record_from) {
   if (auto valid = engine::validate_request(request, core_->info()); !valid)
     die("bad request: " + valid.error().message);
   answers_[id].record_from = record_from;
-  core_->add(RequestId(id), std::move(request), [this, id](Update update) {
-    Answer& answer = answers_.at(id);
-    answer.tokens.insert(answer.tokens.end(), update.tokens.begin(), update.tokens.end());
-    for (auto& entry : update.logprobs) answer.logprobs.push_back(std::move(entry));
-    for (auto& entry : update.prompt_logprobs) answer.prompt_logprobs.push_back(std::move(entry));
-    if (update.finish != FinishReason::kNone) answer.finish = update.finish;
-    if (update.error) answer.error = update.error;
-    answer.cached_tokens = update.cached_tokens;
-  });
+  core_->add(
+      RequestId(id), std::move(request),
+      [this, id](Update update) {
+        Answer& answer = answers_.at(id);
+        answer.tokens.insert(answer.tokens.end(), update.tokens.begin(), update.tokens.end());
+        for (auto& entry : update.logprobs) answer.logprobs.push_back(std::move(entry));
+        for (auto& entry : update.prompt_logprobs) answer.prompt_logprobs.push_back(std::move(entry));
+        if (update.finish != FinishReason::kNone) answer.finish = update.finish;
+        if (update.error) answer.error = update.error;
+        answer.cached_tokens = update.cached_tokens;
+        if (update.times) answer.times = *update.times;
+        if (update.cache_report) answer.cache_report = std::move(update.cache_report);
+      },
+      engine::Core::Clock::now());
   return id;
 }
 

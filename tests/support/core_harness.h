@@ -17,6 +17,8 @@ struct Answer {
   FinishReason finish = FinishReason::kNone;
   std::optional<Error> error;
   int cached_tokens = 0;
+  RequestTimes times;
+  std::optional<CacheReport> cache_report;
   // By position: the logits computed there, from the first position on that the request's record began with.
   std::map<int64_t, std::vector<float>> logits;
   int64_t record_from = 0;
