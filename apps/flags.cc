@@ -128,7 +128,7 @@ void add_simulate_flags(CLI::App& app, SimulateFlags& f) {
   app.add_option("--decode-speed", f.decode_speed, "Tokens/s of one request, as `quire bench` gives for tg128")
       ->capture_default_str()
       ->check(CLI::Range(1e-3, 1e9));
-  app.add_option("--retention", f.retention, "What windows keep for later hits: every-boundary or turn-ends")
+  app.add_option("--retention", f.retention, "What stays longest of windows: turn-ends as in serve, or every-boundary")
       ->capture_default_str()
       ->check(CLI::IsMember({"every-boundary", "turn-ends"}));
   app.add_option("--sweep", f.sweep, "Cache sizes in bytes: one run for each, side by side")

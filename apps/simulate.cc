@@ -158,13 +158,24 @@ const Row kRows[] = {
     {"first token, p99", [](const Run& r) { return time_cell(r.report.first_token_ns.quantile(0.99)); }},
 };
 
+// One line a group, for a single run: with groups on and off side by side they are not the same groups.
+void print_groups(const Run& r) {
+  const auto lines = engine::describe_groups(r.cache.plan);
+  for (size_t g = 0; g < lines.size(); ++g) {
+    const sched::GroupReport& group = r.report.groups[g];
+    fmt::print("{}\n  held {:.1f} % on average, {:.1f} % at most; {} tokens taken over, {} evictions\n", lines[g],
+               100 * share(group.held.mean(), r.report), 100 * share(static_cast<double>(group.held.max()), r.report),
+               group.hit_tokens, group.evictions);
+  }
+}
+
 void print_table(const std::vector<Run>& runs) {
   for (const Row& row : kRows) {
     std::string line = fmt::format("{:<28}", row.name);
     for (const Run& r : runs) line += fmt::format("{:>14}", row.cell(r));
     fmt::print("{}\n", line);
   }
-  for (const std::string& line : engine::describe_groups(runs.front().cache.plan)) fmt::print("{}\n", line);
+  if (runs.size() == 1) print_groups(runs.front());
   for (const Run& r : runs) {
     if (!r.cache.notice.empty()) fmt::print("notice: {}\n", r.cache.notice);
     if (r.report.refused > 0) fmt::print("first refused: {}\n", r.report.first_refusal);
@@ -183,6 +194,19 @@ nlohmann::json counts_json(const sched::Distribution& counts) {
       {"mean", counts.mean()}, {"p50", counts.quantile(0.5)}, {"p99", counts.quantile(0.99)}, {"max", counts.max()}};
 }
 
+nlohmann::json groups_json(const Run& r) {
+  const auto lines = engine::describe_groups(r.cache.plan);
+  nlohmann::json groups = nlohmann::json::array();
+  for (size_t g = 0; g < lines.size(); ++g) {
+    const sched::GroupReport& group = r.report.groups[g];
+    groups.push_back({{"description", lines[g]},
+                      {"blocks_held", counts_json(group.held)},
+                      {"hit_tokens", group.hit_tokens},
+                      {"evictions", group.evictions}});
+  }
+  return groups;
+}
+
 nlohmann::json run_json(const Run& r) {
   const sched::SimulationReport& report = r.report;
   nlohmann::json out = {{"kv_cache_bytes", r.cache.plan.allocation_bytes},
@@ -190,7 +214,6 @@ nlohmann::json run_json(const Run& r) {
                         {"layout", cache::name_of(r.cache.plan.layout)},
                         {"max_model_len", r.cache.plan.max_model_len},
                         {"blocks", report.total_blocks},
-                        {"groups", engine::describe_groups(r.cache.plan)},
                         {"notice", r.cache.notice},
                         {"requests", report.requests},
                         {"refused", report.refused},
@@ -205,6 +228,7 @@ nlohmann::json run_json(const Run& r) {
                         {"computed_tokens", report.computed_tokens},
                         {"preemptions", report.preemptions},
                         {"evictions", report.evictions}};
+  out["groups"] = groups_json(r);
   out["blocks_held"] = counts_json(report.blocks);
   out["requests_in_a_step"] = counts_json(report.running);
   out["waiting_steps"] = counts_json(report.waited_steps);

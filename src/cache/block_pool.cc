@@ -14,6 +14,7 @@ BlockPool::BlockPool(int64_t total, int64_t num_groups) : index_(total) {
   refs_.assign(blocks, 0);
   owners_.assign(blocks, GroupId{0});
   demoted_.assign(blocks, false);
+  reuses_.assign(blocks, 0);
   groups_.resize(static_cast<size_t>(std::max<int64_t>(num_groups, 1)));
   links_.resize(blocks + 1);
   const auto last = static_cast<int32_t>(total - 1);
@@ -64,6 +65,7 @@ Result<void> BlockPool::take(int64_t count, GroupId group, std::vector<BlockId>&
       ++group_of(block).evictions;
     }
     demoted_[slot(block)] = false;
+    reuses_[slot(block)] = 0;
     refs_[slot(block)] = 1;
     owners_[slot(block)] = group;
     ++group_of(block).held;
@@ -123,8 +125,21 @@ void BlockPool::forget_all() {
 }
 
 void BlockPool::demote(BlockId block) {
-  if (!index_.is_published(block) || demoted_[slot(block)]) return;
+  if (!index_.is_published(block) || demoted_[slot(block)] || reuses_[slot(block)] >= kSettled) return;
   demoted_[slot(block)] = true;
+  if (!is_free(block)) return;
+  unlink(block);
+  link_last(block);
+}
+
+void BlockPool::count_reuse(BlockId block) {
+  if (block != kNullBlock && reuses_[slot(block)] < kSettled) ++reuses_[slot(block)];
+}
+
+void BlockPool::settle(BlockId block) {
+  reuses_[slot(block)] = kSettled;
+  if (!demoted_[slot(block)]) return;
+  demoted_[slot(block)] = false;
   if (!is_free(block)) return;
   unlink(block);
   link_last(block);

@@ -59,8 +59,12 @@ class BlockPool {
   // Forgets what all blocks published; none is demoted any more.
   void forget_all();
 
-  // Nothing happens to a block that is not published.
+  // Nothing happens to a block that is not published, or that is settled.
   void demote(BlockId block);
+  // A request took the block over from the prefix cache. Twice, and the block is settled: several requests share it.
+  void count_reuse(BlockId block);
+  // Until it is handed out again the block is not demoted, even if it was.
+  void settle(BlockId block);
   bool is_demoted(BlockId block) const { return demoted_[slot(block)]; }
 
   PrefixIndex& index() { return index_; }
@@ -78,6 +82,8 @@ class BlockPool {
   Result<void> integrity(std::span<const int> references) const;
 
  private:
+  static constexpr uint8_t kSettled = 2;
+
   struct Link {
     int32_t previous = 0;
     int32_t next = 0;
@@ -95,6 +101,7 @@ class BlockPool {
   std::vector<int> refs_;        // the null block's is always 0
   std::vector<GroupId> owners_;  // the group that a block was last handed out for
   std::vector<bool> demoted_;
+  std::vector<uint8_t> reuses_;  // since the block was handed out, up to kSettled
   // Two rings of free blocks: through the null block the unpublished ones, then the demoted; through kept(), which is
   // no block, all others.
   std::vector<Link> links_;

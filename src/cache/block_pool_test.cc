@@ -122,6 +122,27 @@ TEST(BlockPool, HandsOutDemotedBlocksBeforeOtherPublishedOnes) {
   EXPECT_EQ(pool.free_list(), ids({1, 3, 5, 2}));
 }
 
+TEST(BlockPool, NeverDemotesSettledBlocks) {
+  BlockPool pool(6);
+  taken(pool, 4);
+  for (const int32_t b : {1, 2, 3, 4}) pool.index().insert(key(static_cast<uint64_t>(b)), BlockId{b}, 16);
+  pool.release(ids({1, 2, 3, 4}));
+  pool.count_reuse(BlockId{1});
+  pool.count_reuse(BlockId{2});
+  pool.count_reuse(BlockId{2});
+  for (const int32_t b : {1, 2, 3}) pool.demote(BlockId{b});
+  EXPECT_EQ(pool.free_list(), ids({5, 1, 3, 2, 4}));
+  pool.settle(BlockId{3});  // it was demoted: that is over
+  EXPECT_EQ(pool.free_list(), ids({5, 1, 2, 4, 3}));
+  pool.demote(BlockId{3});
+  EXPECT_FALSE(pool.is_demoted(BlockId{3}));
+  EXPECT_EQ(taken(pool, 3), ids({5, 1, 2}));
+  pool.index().insert(key(2), BlockId{2}, 16);
+  pool.release(ids({2}));
+  pool.demote(BlockId{2});  // handed out again, it is as new
+  EXPECT_TRUE(pool.is_demoted(BlockId{2}));
+}
+
 TEST(BlockPool, CountsWhatEachGroupHoldsAndRetains) {
   BlockPool pool(6, 2);
   std::vector<BlockId> blocks;

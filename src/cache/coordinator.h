@@ -245,6 +245,7 @@ class Coordinator {
   using Boundaries = std::array<int64_t, 2>;
   Boundaries reused_boundaries(size_t g, const RequestTokens& tokens) const;
   WriteMaskQuery mask_query(size_t g, const Boundaries& boundaries) const;
+  bool may_be_passed(size_t g) const;
   void demote_passed(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens);
   void discard(BlockId block);
   void give_up(BlockId block);

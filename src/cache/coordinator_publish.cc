@@ -38,9 +38,11 @@ void Coordinator::publish_columns(size_t g, GroupState& state, const RequestToke
                                   int64_t end) {
   const Group& group = groups_[g];
   const Boundaries boundaries = reused_boundaries(g, tokens);
-  const auto mask = write_mask(mask_query(g, boundaries), start, end);
-  const bool may_be_passed = config_.retention.keep == RetentionPolicy::Keep::kTurnEnds && is_sparse(group.rule) &&
-                             hit_alignment() % group.block_tokens == 0;
+  const WriteMaskQuery query = mask_query(g, boundaries);
+  const auto mask = write_mask(query, start, end);
+  const BlockRange junction =
+      tokens.shared_boundary > 0 ? blocks_for_boundary(query, tokens.shared_boundary) : BlockRange{0, 0};
+  const bool passable = may_be_passed(g);
   const GroupId id{static_cast<int32_t>(g)};
   int64_t run_start = start;  // of consecutive published columns
   for (int64_t column = start; column < end; ++column) {
@@ -54,13 +56,15 @@ void Coordinator::publish_columns(size_t g, GroupState& state, const RequestToke
     const int64_t published = pool_.index().published_tokens(block);
     QUIRE_CHECK(published < length);
     if (published > 0) give_up(block);  // a boundary inside the block gives way to the whole block
-    pool_.index().insert({hash_at(tokens, length), id}, block, length);
-    if (may_be_passed) state.trail.emplace_back(column, block);
+    const PrefixIndex::Key key{hash_at(tokens, length), id};
+    pool_.index().insert(key, block, length);
+    if (passable) state.trail.emplace_back(column, block);
+    if (junction.first <= column && column < junction.last) pool_.settle(pool_.index().find(key));  // maybe a duplicate
     if (group.checkpoints) states_of_this_step_.insert({id, block});
   }
   tell_stored(g, tokens, run_start * group.block_tokens, end * group.block_tokens, group.block_tokens);
   state.published_columns = end;
-  if (may_be_passed) demote_passed(g, state, tokens, end * group.block_tokens);
+  if (passable) demote_passed(g, state, tokens, end * group.block_tokens);
 }
 
 Coordinator::Boundaries Coordinator::reused_boundaries(size_t g, const RequestTokens& tokens) const {
@@ -77,8 +81,15 @@ WriteMaskQuery Coordinator::mask_query(size_t g, const Boundaries& boundaries) c
           .reused_boundaries = std::span(boundaries).first(boundaries[1] > 0 ? 2 : 1)};
 }
 
-// The request has reached a later boundary. Others may still find what served only earlier ones, such as a prefix that
-// they share with it; but unless somebody else holds it, it goes before all that a request ended with.
+// Whether a later boundary takes the worth from the group's blocks before an earlier one.
+bool Coordinator::may_be_passed(size_t g) const {
+  return config_.retention.keep == RetentionPolicy::Keep::kTurnEnds && is_sparse(groups_[g].rule) &&
+         hit_alignment() % groups_[g].block_tokens == 0;
+}
+
+// The request has reached a later boundary. Others may still find what served only earlier ones: the blocks it computed
+// on the way, and the end of the turn before, which it took over. But unless somebody else holds such a block, or
+// several requests began with it, it goes before all that a request ended with.
 void Coordinator::demote_passed(size_t g, GroupState& state, const RequestTokens& tokens, int64_t num_tokens) {
   const Boundaries boundaries = reused_boundaries(g, tokens);
   const WriteMaskQuery query = mask_query(g, boundaries);
@@ -87,13 +98,14 @@ void Coordinator::demote_passed(size_t g, GroupState& state, const RequestTokens
   while (!state.trail.empty() && state.trail.front().first < kept_from) {
     const auto [column, block] = state.trail.front();
     state.trail.pop_front();
-    const bool reused = std::ranges::any_of(query.reused_boundaries, [&](int64_t boundary) {
+    if (!pool_.index().has({hash_at(tokens, (column + 1) * groups_[g].block_tokens), id}, block)) continue;
+    const auto serves = [&](int64_t boundary) {
       const BlockRange range = blocks_for_boundary(query, boundary);
       return range.first <= column && column < range.last;
-    });
+    };
     const int own = state.row[static_cast<size_t>(column)] == block ? 1 : 0;
-    if (reused || pool_.ref_count(block) > own) continue;
-    if (pool_.index().has({hash_at(tokens, (column + 1) * groups_[g].block_tokens), id}, block)) pool_.demote(block);
+    if (pool_.ref_count(block) > own || std::ranges::any_of(query.reused_boundaries, serves)) continue;
+    pool_.demote(block);
   }
 }
 

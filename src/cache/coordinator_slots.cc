@@ -160,6 +160,12 @@ void Coordinator::hold_hit(RequestCache& cache, const SlotRequest& request) {
     state.row.assign(skipped, kNullBlock);
     state.row.insert(state.row.end(), kept.begin(), kept.end());
     state.published_columns = static_cast<int64_t>(state.row.size());
+    for (const BlockId block : kept) pool_.count_reuse(block);
+    if (may_be_passed(g)) {
+      for (size_t column = skipped; column < state.row.size(); ++column) {
+        if (state.row[column] != kNullBlock) state.trail.emplace_back(static_cast<int64_t>(column), state.row[column]);
+      }
+    }
     if (!kept.empty() && computed % groups_[g].block_tokens != 0) {
       state.published_columns = computed / groups_[g].block_tokens;
       state.shared_tail = {{state.published_columns, kept.back()}};

@@ -35,7 +35,9 @@ class Simulation {
  public:
   Simulation(const SimulationConfig& config, Scheduler scheduler, const TraceSource& source,
              const std::function<void(const RequestOutcome&)>& observe)
-      : config_(config), scheduler_(std::move(scheduler)), source_(source), observe_(observe) {}
+      : config_(config), scheduler_(std::move(scheduler)), source_(source), observe_(observe) {
+    report_.groups.resize(static_cast<size_t>(scheduler_.cache().num_groups()));
+  }
 
   Result<SimulationReport> run() {
     if (auto read = read_next(); !read) return std::unexpected(read.error());
@@ -54,6 +56,11 @@ class Simulation {
     report_.preemptions = static_cast<int64_t>(stats.preemptions);
     report_.evictions = static_cast<int64_t>(stats.evictions);
     report_.total_blocks = stats.total_blocks;
+    for (size_t g = 0; g < report_.groups.size(); ++g) {
+      const cache::GroupStats group = scheduler_.cache().stats(GroupId{static_cast<int32_t>(g)});
+      report_.groups[g].hit_tokens = group.hit_tokens;
+      report_.groups[g].evictions = group.blocks.evictions;
+    }
     if (stats.free_blocks != stats.total_blocks)
       return fail(ErrorKind::kInternal, fmt::format("simulator: {} of {} blocks are free after the last request",
                                                     stats.free_blocks, stats.total_blocks));
@@ -185,7 +192,10 @@ class Simulation {
     for (const RequestId id : plan.preempted) ++live_of(id).outcome.preemptions;
     report_.computed_tokens += plan.total_tokens;
     report_.running.add(std::ssize(plan.requests));
-    report_.blocks.add(scheduler_.cache().pool().total() - 1 - scheduler_.cache().pool().free_count());
+    const cache::BlockPool& pool = scheduler_.cache().pool();
+    report_.blocks.add(pool.total() - 1 - pool.free_count());
+    for (size_t g = 0; g < report_.groups.size(); ++g)
+      report_.groups[g].held.add(pool.of_group(GroupId{static_cast<int32_t>(g)}).held);
   }
 
   void end(RequestId id) {

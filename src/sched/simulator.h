@@ -91,6 +91,12 @@ class Distribution {
   double sum_ = 0;
 };
 
+struct GroupReport {
+  Distribution held;       // blocks, after a step is planned
+  int64_t hit_tokens = 0;  // in the blocks that requests took over from the prefix cache
+  int64_t evictions = 0;
+};
+
 struct SimulationReport {
   int64_t requests = 0;  // finished and refused
   int64_t refused = 0;
@@ -107,6 +113,7 @@ struct SimulationReport {
   int64_t total_blocks = 0;
   Distribution running;  // requests in a step
   Distribution blocks;   // held after a step is planned
+  std::vector<GroupReport> groups;
   Distribution waited_steps;
   Distribution waited_ns;
   Distribution first_token_ns;

@@ -4,6 +4,7 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "sched/simulator.h"
 
@@ -167,6 +168,14 @@ void check_totals(const Played& played, const std::vector<TraceRequest>& trace, 
   if (preempted == 0) RC_ASSERT(report.computed_tokens == prompt - cached + output - (report.requests - refused));
   RC_ASSERT(report.steps == report.running.count());
   RC_ASSERT(report.blocks.max() <= report.total_blocks);
+  int64_t evictions = 0;
+  double held = 0;
+  for (const GroupReport& group : report.groups) {
+    evictions += group.evictions;
+    held += group.held.mean();
+  }
+  RC_ASSERT(evictions == report.evictions);
+  RC_ASSERT(std::abs(held - report.blocks.mean()) < 1e-6);
 }
 
 // The simulator itself proves that all blocks are free at the end, and calls integrity() after every step.
