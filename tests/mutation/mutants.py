@@ -10,6 +10,11 @@ class Mutant:
     old: str  # exactly once in the file
     new: str
     programs: tuple  # tried in this order
+    also: tuple = ()  # further edits of the file: (old, new)
+
+    @property
+    def edits(self):
+        return ((self.old, self.new), *self.also)
 
 
 CACHE = ("cache_test", "sched_test")
@@ -30,11 +35,11 @@ MUTANTS = (
         "src/cache/coordinator_slots.cc",
         "  if (!cache.admitted_) hold_hit(cache, request);  // all groups' hits, before any group takes (and evicts) a block\n"
         "  for (size_t g = 0; g < groups_.size(); ++g) {\n    GroupState& state = cache.groups_[g];\n",
-        "  const bool fresh = !cache.admitted_;\n  if (fresh) {\n    hold_hit(cache, request);\n"
-        "    for (auto& s : cache.groups_) pool_.release(s.row);\n  }\n"
+        "  const bool fresh = !cache.admitted_;\n  if (fresh) hold_hit(cache, request);\n"
         "  for (size_t g = 0; g < groups_.size(); ++g) {\n    GroupState& state = cache.groups_[g];\n"
         "    if (fresh) pool_.hold(state.row);\n",
         CACHE,
+        (("    pool_.hold(kept);\n", ""),),
     ),
     Mutant(
         "hits-not-held",
@@ -88,8 +93,8 @@ MUTANTS = (
         "missing-alignment",
         "a window's hit may end anywhere",
         "src/cache/hit_search.cc",
-        "    if (run == 0 && end * q.block_tokens % q.alignment_tokens != 0) continue;\n",
-        "",
+        "run == 0 && end * q.block_tokens % q.alignment_tokens != 0",
+        "run == 0 && end * q.block_tokens < 0",
         CACHE,
     ),
     Mutant(

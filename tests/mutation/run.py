@@ -65,9 +65,12 @@ def catch(mutant):
     """Who notices the mutant, or None."""
     path = WORK / mutant.file
     original = path.read_text()
-    if original.count(mutant.old) != 1:
-        sys.exit(f"{mutant.name}: the text to change is {original.count(mutant.old)} times in {mutant.file}, not once")
-    path.write_text(original.replace(mutant.old, mutant.new))
+    changed = original
+    for old, new in mutant.edits:
+        if changed.count(old) != 1:
+            sys.exit(f"{mutant.name}: the text to change is {changed.count(old)} times in {mutant.file}, not once")
+        changed = changed.replace(old, new)
+    path.write_text(changed)
     try:
         done = build(mutant.programs)
         if done.returncode != 0:
