@@ -366,7 +366,7 @@ MODES = {"release": release, "asan": asan, "tsan": tsan}
 def main():
     parser = argparse.ArgumentParser(prog="./test", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--release", action="store_true", help="every test of the release build, and the lint (the default)")
-    parser.add_argument("--asan", action="store_true", help="all tests under AddressSanitizer and UBSan, and line coverage")
+    parser.add_argument("--asan", action="store_true", help="tests under AddressSanitizer and UBSan, without the real models and the browser; line coverage")
     parser.add_argument("--tsan", action="store_true", help="the tests of engine and server under ThreadSanitizer")
     parser.add_argument("--all", action="store_true", help="all of these")
     chosen = parser.parse_args()

@@ -1,8 +1,9 @@
 // What the prefix cache did for one request, and why it did not do more: values only.
 //
 // A prompt's tokens are either taken from the cache, as far as every KV cache group has them, or computed. For each
-// group the report says how many were taken and why the rest was not. It tells of a request's own keys alone: with a
-// cache salt or an adapter nothing in it depends on what others did under other keys.
+// group the report says how many were taken and why the rest was not. It tells of a request's own keys alone:
+// with a cache salt or an adapter, others' load shows only in what was evicted, and in kUnknown once the memory of
+// evicted keys is full.
 #pragma once
 
 #include <cstdint>

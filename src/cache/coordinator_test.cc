@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 namespace quire::cache {
 namespace {
@@ -340,9 +341,10 @@ TEST(Coordinator, SaysWhatIsWrongWithAConfiguration) {
 
 // --- Faults seen elsewhere (cache.md, section 6) ---
 
-// Group 0 has no hit of its own to hold, but needs new blocks; the next free ones are group 1's hit.
+// Group 0 holds all of its hit and needs a new block; the next free one is the window's hit in group 1, as nothing is
+// unpublished and a request's last blocks go first.
 TEST(CacheFaults, OneGroupsBlocksDoNotEvictAnothersHit) {
-  auto coordinator = coordinator_for({window(4, 5), full(4)}, 14);
+  auto coordinator = coordinator_for({full(4), window(4, 5)}, 13);
   Sequence first(coordinator, 24);
   ASSERT_TRUE(coordinator.allocate(first.cache, first.slots(0, 24)));
   coordinator.release(first.cache, 24);
@@ -350,14 +352,22 @@ TEST(CacheFaults, OneGroupsBlocksDoNotEvictAnothersHit) {
   Sequence second(coordinator, 25);
   const auto hit = coordinator.find_hit(second.hashes, 24);
   ASSERT_EQ(hit.length, 24);
+  const std::set<BlockId> hits(hit.rows[0].begin(), hit.rows[0].end());
+  const auto others = coordinator.pool().free_list();
+  ASSERT_EQ(*std::ranges::find_if(others, [&](BlockId b) { return !hits.contains(b); }), hit.rows[1].back());
+
   auto slots = second.slots(0, 1);
   slots.hit = &hit;
   ASSERT_TRUE(coordinator.allocate(second.cache, slots));
-  for (size_t column = 0; column < 6; ++column) {
-    const BlockId block = coordinator.row(second.cache, GroupId{1})[column];
-    EXPECT_EQ(block, hit.rows[1][column]);
-    EXPECT_EQ(coordinator.pool().ref_count(block), 1);
-    EXPECT_TRUE(coordinator.pool().index().is_published(block));
+  for (const int32_t group : {0, 1}) {
+    const auto row = coordinator.row(second.cache, GroupId{group});
+    for (size_t column = 0; column < 6; ++column) {
+      const BlockId block = hit.rows[static_cast<size_t>(group)][column];
+      EXPECT_EQ(row[column], block);
+      if (block == kNullBlock) continue;
+      EXPECT_EQ(coordinator.pool().ref_count(block), 1);
+      EXPECT_TRUE(coordinator.pool().index().is_published(block));
+    }
   }
   expect_sound(coordinator, {&second.cache});
 }

@@ -6,11 +6,14 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/strict_json.h"
+
 namespace quire::cache {
 namespace {
 
 using nlohmann::json;
 
+constexpr int kMostDepth = 4;
 constexpr int64_t kMostLayers = 4096;
 constexpr int64_t kMostTokens = int64_t{1} << 32;
 constexpr int64_t kMostBytes = int64_t{1} << 32;
@@ -64,8 +67,19 @@ class Entry {
   std::string problem_;
 };
 
+// Keys that only one kind has, or needs.
+void check_kind(Entry& entry, const std::string& kind) {
+  const std::pair<const char*, const char*> own[] = {
+      {"window", "sliding_window"}, {"chunk", "chunked_local"}, {"checkpoints", "recurrent"}};
+  for (const auto& [key, owner] : own)
+    if (entry.has(key) && kind != owner) entry.wrong(fmt::format("\"{}\" is for \"kind\": \"{}\" alone", key, owner));
+  if (kind == "recurrent" && !entry.has("state_bytes"))
+    entry.wrong("\"state_bytes\" is missing: the bytes of one recurrent state");
+}
+
 Retention retention_of(Entry& entry) {
   const std::string kind = entry.text("kind", "full");
+  check_kind(entry, kind);
   if (kind == "full") return FullRetention{};
   if (kind == "sliding_window") return SlidingWindow{.window = entry.integer("window", 1, kMostTokens)};
   if (kind == "chunked_local") return ChunkedLocal{.chunk = entry.integer("chunk", 1, kMostTokens)};
@@ -133,12 +147,8 @@ Result<void> add_layers(const json& value, size_t index, int64_t block_size, std
 }  // namespace
 
 Result<LayerFile> parse_layer_file(std::string_view text, int64_t block_size) {
-  json object;
-  try {
-    object = json::parse(text);
-  } catch (const json::parse_error& error) {
-    return wrong_file(fmt::format("malformed JSON at byte {}", error.byte));
-  }
+  if (auto strict = check_strict_json(text, kMostDepth); !strict) return wrong_file(strict.error().message);
+  const json object = json::parse(text);
   if (!object.is_object()) return wrong_file("it must be a JSON object");
   for (const auto& [key, value] : object.items())
     if (key != "max_model_len" && key != "layers") return wrong_file(fmt::format("unknown key \"{}\"", key));

@@ -36,7 +36,7 @@ struct WriteMaskQuery {
   int64_t alignment_tokens = 0;   // joint hits end at multiples of this
   bool drops_last_block = false;  // the group's hits drop one block (a drafter recomputes it)
   RetentionPolicy retention = {};
-  std::span<const int64_t> reused_boundaries = {};  // tokens; see reuse_boundaries()
+  std::span<const int64_t> reused_boundaries = {};  // tokens; see replay_boundary()
   // End, in blocks, of the request's last segment, which may lie past the blocks in question.
   std::optional<int64_t> final_segment_end = {};
 };

@@ -23,7 +23,13 @@ float sum_of_squares(const float* x, int n) {
   return lanes[0];
 }
 
-float softplus(float x) { return x > 20 ? x : log(1 + exp(x)); }
+// log(1 + y) for y in [0, 1]; the quotient takes back what the rounding of 1 + y loses.
+float log_one_plus(float y) {
+  const float u = 1 + y;
+  return u == 1 ? y : log(u) * (y / (u - 1));
+}
+
+float softplus(float x) { return std::max(x, 0.0F) + log_one_plus(exp(-std::abs(x))); }
 
 void normalise(float* x, int n, float factor) {
   const float inverse = 1 / std::sqrt(sum_of_squares(x, n) + 1e-6F);

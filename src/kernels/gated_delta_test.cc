@@ -31,6 +31,13 @@ struct World {
   std::vector<float> decay = numbers(3, 2), dt_bias = numbers(3, 3);
   std::vector<float> x = numbers(kTokens * kStride, 4);
 
+  // Besides a usual head one that forgets very slowly per unit, in many units, and one that forgets at once.
+  World() {
+    decay[1] = 8;
+    dt_bias[1] = -10;
+    dt_bias[2] = 25;
+  }
+
   // Tokens [first, first + count) of the sequence; the state goes from one buffer to another.
   void run(int first, int count, const float* from, float* to, std::vector<float>& out, int threads = 1) const {
     ThreadPool pool(threads);

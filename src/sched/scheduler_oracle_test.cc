@@ -178,6 +178,7 @@ struct World {
   SchedulerConfig scheduler;
   cache::CoordinatorConfig cache;
   int64_t budget = 0;
+  int64_t stretch = 0;
   bool has_states = false;
 };
 
@@ -212,6 +213,7 @@ World random_world() {
   cache.max_model_len = *rc::gen::inRange<int64_t>(8, 60);
   cache.enable_caching = *rc::gen::inRange(0, 5) > 0;
   world.budget = *rc::gen::inRange<int64_t>(1, 20);
+  world.stretch = *rc::gen::element<int64_t>(0, 0, 1, 5, 12);
   const int groups = *rc::gen::inRange(1, 4);
   for (int g = 0; g < groups; ++g) {
     const CacheSpec spec = random_spec();
@@ -229,7 +231,7 @@ World random_world() {
     scheduler.num_draft_tokens = *rc::gen::element<int64_t>(0, 0, 1, 3);
     scheduler.num_lookahead_tokens = *rc::gen::element<int64_t>(0, scheduler.num_draft_tokens);
   }
-  cache.limits.max_in_flight_tokens = world.budget * (scheduler.overlapped ? 2 : 1);
+  cache.limits.max_in_flight_tokens = (world.budget + world.stretch / 2) * (scheduler.overlapped ? 2 : 1);
   const int64_t lookahead = scheduler.num_lookahead_tokens;
   cache.lookahead_tokens = lookahead;
   cache.overlapped_steps = scheduler.overlapped;
@@ -247,9 +249,9 @@ World random_world() {
 
 std::string describe(const World& w) {
   std::string text = fmt::format(
-      "{} blocks, length {}, budget {}, caching {}, {} seqs, threshold {}, priority {}, overlapped {}, whole {}, "
+      "{} blocks, length {}, budget {} + {}, caching {}, {} seqs, threshold {}, priority {}, overlapped {}, whole {}, "
       "watermark {}, drafts {}, lookahead {}, retention {}\n",
-      w.cache.num_blocks, w.cache.max_model_len, w.budget, w.cache.enable_caching, w.scheduler.max_num_seqs,
+      w.cache.num_blocks, w.cache.max_model_len, w.budget, w.stretch, w.cache.enable_caching, w.scheduler.max_num_seqs,
       w.scheduler.long_prefill_threshold, w.scheduler.policy == Policy::kPriority, w.scheduler.overlapped,
       w.scheduler.reserve_whole_sequence, w.scheduler.watermark, w.scheduler.num_draft_tokens,
       w.scheduler.num_lookahead_tokens, static_cast<int>(w.cache.retention.keep));
@@ -306,12 +308,12 @@ class Driver {
       : scheduler_(scheduler), model_(model), world_(world) {}
 
   void step() {
-    StepPlan plan = scheduler_.schedule(world_.budget, ++now_);
+    StepPlan plan = scheduler_.schedule({world_.budget, world_.stretch}, ++now_);
     check(scheduler_);
     for (const auto& planned : plan.requests) {
       if (planned.first && !planned.resumed) check_report(*scheduler_.find(planned.id), world_.has_states);
     }
-    RC_ASSERT(plan.total_tokens <= world_.budget);
+    RC_ASSERT(plan.total_tokens <= world_.budget + world_.stretch);
     Model::Sampled sampled = model_.run(scheduler_, plan);
     waiting_.emplace_back(std::move(plan), std::move(sampled));
     if (waiting_.size() > (world_.scheduler.overlapped ? 1U : 0U)) apply_oldest();

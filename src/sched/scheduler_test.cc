@@ -154,6 +154,27 @@ TEST(Scheduler, StartsNobodyInAStretchedStep) {
   EXPECT_EQ(plan.requests[1].num_new, 12);
 }
 
+// The one that gave way could run again in a small chunk at once: it would take the blocks that it just gave.
+TEST(Scheduler, StartsNobodyInAStepThatPreempted) {
+  auto cache = cache_of({full(4)}, 7);
+  cache.enable_caching = false;
+  auto scheduler = make({}, std::move(cache));
+  for (const auto& [id, length] : {std::pair<uint64_t, int64_t>{1, 8}, {2, 16}}) {
+    RequestInit init = request(id, length, static_cast<TokenId>(100 * id));
+    init.max_tokens = 2;
+    ASSERT_TRUE(scheduler.add(std::move(init)));
+  }
+  run_step(scheduler);
+  const StepPlan plan = scheduler.schedule(8);
+  EXPECT_EQ(ids(plan.preempted), (std::vector<uint64_t>{2}));
+  ASSERT_EQ(plan.requests.size(), 1U);
+  EXPECT_EQ(plan.requests[0].id, RequestId{1});
+  apply(scheduler, plan);
+  const StepPlan next = scheduler.schedule(8);
+  ASSERT_EQ(next.requests.size(), 1U);
+  EXPECT_TRUE(next.requests[0].resumed);
+}
+
 TEST(Scheduler, TakesPrefixesFromTheCache) {
   auto scheduler = make({}, cache_of({full(4)}, 60));
   ASSERT_TRUE(scheduler.add(request(1, 20)));

@@ -1,5 +1,5 @@
 // The simulator replays requests against the real scheduler and cache, without a model: configuration and requests in,
-// a report out. What it says of hits, preemptions and blocks is what the engine would do with the same requests.
+// a report out. What it says of hits, preemptions and blocks is what the engine would do in steps of the same tokens.
 //
 // Time is counted, not measured: a step takes StepCost::step_ns and StepCost::token_ns for each of its tokens; a
 // request joins before the first step that begins at or after its arrival. So a report depends on its input alone.

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/strict_json.h"
+
 namespace quire::sched {
 namespace {
 
@@ -17,6 +19,7 @@ using nlohmann::json;
 constexpr int64_t kMostTokens = int64_t{1} << 40;  // of a piece
 constexpr double kMostSeconds = 3e9;
 constexpr size_t kMostSaltBytes = 4096;
+constexpr int kMostDepth = 4;
 
 // Keys of named segments and of tokens that only one request has never meet but by chance.
 uint64_t key_of_name(std::string_view name) {
@@ -32,12 +35,8 @@ class Line {
   explicit Line(uint64_t number) : number_(number) {}
 
   Result<TraceRequest> parse(std::string_view text) {
-    json object;
-    try {
-      object = json::parse(text);
-    } catch (const json::parse_error& error) {
-      return wrong(fmt::format("malformed JSON at byte {}", error.byte));
-    }
+    if (auto strict = check_strict_json(text, kMostDepth); !strict) return wrong(strict.error().message);
+    const json object = json::parse(text);
     if (!object.is_object()) return wrong("it must be a JSON object");
     TraceRequest request;
     bool has_arrival = false, has_prompt = false, has_output = false;

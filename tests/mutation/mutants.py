@@ -114,14 +114,6 @@ MUTANTS = (
         CACHE,
     ),
     Mutant(
-        "drafts-published",
-        "blocks are published for the whole step, drafts included",
-        "src/cache/coordinator_slots.cc",
-        "publish(cache, request.tokens, std::min(main, request.tokens.num_tokens()), main);",
-        "publish(cache, request.tokens, main, main);",
-        CACHE,
-    ),
-    Mutant(
         "void-blocks-stay-published",
         "what a preempted request published for a step that never ran stays findable",
         "src/cache/coordinator_slots.cc",
@@ -254,7 +246,7 @@ MUTANTS = (
         "a refusal leaves blocks with the request",
         "src/cache/coordinator_slots.cc",
         "    if (!fits()) return false;\n  }\n",
-        "    if (!fits()) {\n      if (cache.admitted_ && pool_.free_count() > 0) take(1, cache.groups_[0].row);\n"
+        "    if (!fits()) {\n      if (cache.admitted_ && pool_.free_count() > 0) take(1, 0, cache.groups_[0].row);\n"
         "      return false;\n    }\n  }\n",
         CACHE,
     ),
