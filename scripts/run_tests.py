@@ -241,9 +241,9 @@ def covered_lines(export):
 
 
 def test_programs(folder):
-    """What CTest runs, by name."""
+    """What CTest runs, by name; None where it is not built yet."""
     reply = subprocess.run(["ctest", "--test-dir", folder, "--show-only=json-v1"], stdout=subprocess.PIPE, check=True)
-    return {test["name"]: test["command"][0] for test in json.loads(reply.stdout)["tests"]}
+    return {test["name"]: test["command"][0] if "command" in test else None for test in json.loads(reply.stdout)["tests"]}
 
 
 def count_ctest(suite, folder, only, env):

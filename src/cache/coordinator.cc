@@ -286,7 +286,7 @@ int64_t Coordinator::minimum_reuse() const { return config_.enable_caching && !l
 int64_t Coordinator::checkpoint_block() const {
   int64_t tokens = 0;
   for (const auto& group : groups_) {
-    if (group.checkpoints && group.cacheable) tokens = std::lcm(std::max<int64_t>(tokens, 1), group.block_tokens);
+    if (group.checkpoints && group.cacheable) tokens = std::lcm(std::max(tokens, hit_alignment()), group.block_tokens);
   }
   return config_.enable_caching ? tokens : 0;
 }

@@ -316,6 +316,20 @@ TEST(Scheduler, EndsStepsAtCheckpointsOfRecurrentStates) {
   EXPECT_EQ(plan.requests[1].num_cached, 24);
 }
 
+// Hits end at multiples of the largest block: states are kept there, not at every block of their own.
+TEST(Scheduler, FindsStatesWhoseBlocksAreSmallerThanOthers) {
+  CacheSpec state = full(8);
+  state.storage = cache::Storage::kState;
+  state.retention = cache::RecurrentState{.checkpoints = cache::RecurrentState::Checkpoints::kAlign};
+  auto scheduler = make({}, cache_of({full(32), state}, 60));
+  ASSERT_TRUE(scheduler.add(request(1, 50)));
+  for (int step = 0; step < 3; ++step) run_step(scheduler);
+  ASSERT_TRUE(scheduler.add(request(2, 50)));
+  const StepPlan plan = scheduler.schedule(64);
+  ASSERT_EQ(plan.requests.back().id, RequestId{2});
+  EXPECT_EQ(plan.requests.back().num_cached, 32);
+}
+
 using Keep = cache::RetentionPolicy::Keep;
 
 // Five groups of window layers to one of full ones, as Gemma 3 has them.

@@ -67,3 +67,9 @@ def test_coverage_counts_lines_of_src_without_tests_and_their_helpers(monkeypatc
         for name, (covered, count) in lines.items()
     ]
     assert run_tests.covered_lines({"data": [{"files": files}]}) == {"src/a/b.cc": (3, 4)}
+
+
+def test_programs_that_are_not_built_yet_have_no_command(monkeypatch):
+    listed = json.dumps({"tests": [{"name": "a_test", "command": ["/b/a_test"]}, {"name": "b_test"}]})
+    monkeypatch.setattr(run_tests.subprocess, "run", lambda *_, **__: run_tests.subprocess.CompletedProcess([], 0, listed))
+    assert run_tests.test_programs("build") == {"a_test": "/b/a_test", "b_test": None}
