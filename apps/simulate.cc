@@ -11,6 +11,7 @@
 #include "cache/layout.h"
 #include "commands.h"
 #include "engine/loaded_model.h"
+#include "engine/step_budget.h"
 #include "sched/trace_file.h"
 #include "weights/checkpoint.h"
 
@@ -18,8 +19,6 @@ namespace quire::apps {
 namespace {
 
 constexpr size_t kMaxLayerFile = size_t{4} << 20;
-// Of a step's budget, beside the requests that decode (engine/step_budget.h).
-constexpr int64_t kLeastPromptTokens = 32;
 
 struct Run {
   EngineOptions options;
@@ -66,7 +65,8 @@ sched::StepCost cost_of(const SimulateFlags& flags) {
 int64_t token_budget(const EngineOptions& options, const sched::StepCost& cost) {
   const int64_t aim_ns = std::chrono::nanoseconds(options.step_time).count();
   const int64_t fit = aim_ns / std::max<int64_t>(cost.token_ns, 1);
-  return std::min<int64_t>(std::max(fit, kLeastPromptTokens + options.max_num_seqs), options.max_num_batched_tokens);
+  return std::min<int64_t>(std::max(fit, engine::StepBudget::kLeastPromptTokens + options.max_num_seqs),
+                           options.max_num_batched_tokens);
 }
 
 Result<Run> run(const SimulateFlags& flags, EngineOptions options) {

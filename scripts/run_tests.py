@@ -75,7 +75,6 @@ def tail(name, lines=60):
 class Runner:
     def __init__(self):
         self.suites = []
-        self._model_folder = None
         self._unbuilt = set()
 
     def suite(self, name, body):
@@ -139,31 +138,25 @@ class Runner:
             return False
         return True
 
-    def models(self):
-        """The folder of both real models, or None where they could not be had (one failure)."""
-        if self._model_folder is None:
-            self._model_folder = False
-            for model in ("smollm2", "gemma3"):
-                reply = subprocess.run(
-                    [sys.executable, ROOT / "scripts" / "fetch_model.py", model], stdout=subprocess.PIPE, text=True
-                )
-                if reply.returncode != 0:
-                    suite = Suite("models")
-                    suite.fail(f"{model} could not be fetched")
-                    self.suites.append(suite)
-                    return None
-                self._model_folder = str(Path(reply.stdout.strip()).parent)
-        return self._model_folder or None
-
-    def templates(self):
-        """The folder of third-party chat templates, or None where it could not be had (one failure)."""
-        reply = subprocess.run([sys.executable, ROOT / "scripts" / "fetch_templates.py"], stdout=subprocess.PIPE, text=True)
+    def fetch(self, what, script, *arguments):
+        """The path that a script of scripts/ prints, or None where it failed (one failure)."""
+        command = [sys.executable, ROOT / "scripts" / script, *arguments]
+        reply = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if reply.returncode == 0:
             return reply.stdout.strip()
-        suite = Suite("templates")
-        suite.fail("the chat templates could not be fetched")
+        suite = Suite(what)
+        suite.fail(f"{what} could not be fetched")
         self.suites.append(suite)
         return None
+
+    def models(self):
+        """The folder of both real models, or None."""
+        paths = [self.fetch(model, "fetch_model.py", model) for model in ("smollm2", "gemma3")]
+        return str(Path(paths[0]).parent) if all(paths) else None
+
+    def templates(self):
+        """The folder of third-party chat templates, or None."""
+        return self.fetch("chat templates", "fetch_templates.py")
 
     # The suites.
 

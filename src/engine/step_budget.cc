@@ -5,10 +5,9 @@
 namespace quire::engine {
 namespace {
 
-constexpr int64_t kTellingTokens = 32;  // smaller steps are bound by memory, not by tokens
-constexpr int64_t kFirstTokens = 128;   // until a step has been measured
-constexpr double kAloneFactor = 2;      // a step of the only request may be this much longer
-constexpr double kNewest = 0.5;         // weight of the newest measurement
+constexpr int64_t kFirstTokens = 128;  // until a step has been measured
+constexpr double kAloneFactor = 2;     // a step of the only request may be this much longer
+constexpr double kNewest = 0.5;        // weight of the newest measurement
 
 }  // namespace
 
@@ -18,11 +17,11 @@ int64_t StepBudget::tokens(int64_t decoding, bool alone) const {
       seconds_per_token_ > 0 ? static_cast<int64_t>(std::min(aim / seconds_per_token_, 1e9)) : kFirstTokens;
   // Every decoding request gets its token, whatever the time, and prompts get on by steps that can still be measured:
   // one slow step must not fix the budget for ever.
-  return std::clamp(std::max(fit, kTellingTokens + decoding), int64_t{1}, std::max(max_tokens_, decoding));
+  return std::clamp(std::max(fit, kLeastPromptTokens + decoding), int64_t{1}, std::max(max_tokens_, decoding));
 }
 
 void StepBudget::observe(int64_t tokens, double seconds) {
-  if (tokens < kTellingTokens || seconds <= 0) return;
+  if (tokens < kLeastPromptTokens || seconds <= 0) return;
   const double now = seconds / static_cast<double>(tokens);
   seconds_per_token_ = seconds_per_token_ == 0 ? now : kNewest * now + (1 - kNewest) * seconds_per_token_;
 }

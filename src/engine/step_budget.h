@@ -9,6 +9,10 @@ namespace quire::engine {
 
 class StepBudget {
  public:
+  // What a step takes beside the requests that decode, whatever the time: smaller steps are bound by memory, so they
+  // would tell nothing of a token's time.
+  static constexpr int64_t kLeastPromptTokens = 32;
+
   // `step_seconds` > 0 is the aim while requests wait for each other; `max_tokens` >= 1 caps every step.
   StepBudget(double step_seconds, int64_t max_tokens) : step_seconds_(step_seconds), max_tokens_(max_tokens) {}
 

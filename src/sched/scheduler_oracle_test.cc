@@ -11,6 +11,7 @@
 #include <map>
 
 #include "sched/scheduler.h"
+#include "sched/test_specs.h"
 
 namespace quire::sched {
 namespace {
@@ -181,30 +182,6 @@ struct World {
   int64_t stretch = 0;
   bool has_states = false;
 };
-
-CacheSpec random_spec() {
-  CacheSpec spec{.block_size = *rc::gen::element(2, 4, 8), .state_bytes = 16};
-  switch (*rc::gen::inRange(0, 7)) {
-    case 0:
-    case 1:
-      spec.retention = cache::SlidingWindow{.window = *rc::gen::inRange(2, 20)};
-      break;
-    case 2:
-      spec.retention = cache::ChunkedLocal{.chunk = spec.block_size * *rc::gen::inRange(1, 4)};
-      break;
-    case 3:
-      spec.retention = cache::CircularBuffer{};
-      spec.prefix_cacheable = false;
-      break;
-    case 4:
-      spec.storage = cache::Storage::kState;
-      spec.retention = cache::RecurrentState{.checkpoints = cache::RecurrentState::Checkpoints::kAlign};
-      break;
-    default:
-      break;
-  }
-  return spec;
-}
 
 // The smallest pool that lets one request run, and a few blocks more.
 World random_world() {

@@ -7,35 +7,12 @@
 #include <cmath>
 
 #include "sched/simulator.h"
+#include "sched/test_specs.h"
 
 namespace quire::sched {
 namespace {
 
 using cache::CacheSpec;
-
-CacheSpec random_spec(bool sparse) {
-  CacheSpec spec{.block_size = *rc::gen::element(2, 4, 8), .state_bytes = 16};
-  switch (sparse ? *rc::gen::inRange(0, 7) : 0) {
-    case 1:
-    case 2:
-      spec.retention = cache::SlidingWindow{.window = *rc::gen::inRange(2, 20)};
-      break;
-    case 3:
-      spec.retention = cache::ChunkedLocal{.chunk = spec.block_size * *rc::gen::inRange(1, 4)};
-      break;
-    case 4:
-      spec.retention = cache::CircularBuffer{};
-      spec.prefix_cacheable = false;
-      break;
-    case 5:
-      spec.storage = cache::Storage::kState;
-      spec.retention = cache::RecurrentState{.checkpoints = cache::RecurrentState::Checkpoints::kAlign};
-      break;
-    default:
-      break;
-  }
-  return spec;
-}
 
 enum class Room { kTight, kAmple };
 
@@ -50,7 +27,8 @@ World random_world(bool sparse, Room room) {
   config.cache.max_model_len = *rc::gen::inRange<int64_t>(8, 60);
   const int groups = *rc::gen::inRange(1, 4);
   for (int g = 0; g < groups; ++g) {
-    const CacheSpec spec = random_spec(sparse);
+    const CacheSpec spec =
+        sparse ? random_spec() : CacheSpec{.block_size = *rc::gen::element(2, 4, 8), .state_bytes = 16};
     config.cache.groups.push_back({.spec = spec, .hit = cache::hit_rule(spec, 1)});
   }
   config.token_budget = *rc::gen::inRange<int64_t>(1, 20);

@@ -1,4 +1,5 @@
 """The chat page at `/` in a real browser, the system's Chromium, with the tiny model behind it."""
+import contextlib
 import json
 import re
 import shutil
@@ -88,14 +89,20 @@ def server():
         wait_until_idle(running)
 
 
+@contextlib.contextmanager
+def opened(browser, server):
+    page = Page(browser, server)
+    page.clear_fields()
+    yield page
+    page.tab.close()
+    assert page.complaints == []
+    wait_until_idle(server)
+
+
 @pytest.fixture
 def page(browser, server):
-    opened = Page(browser, server)
-    opened.clear_fields()
-    yield opened
-    opened.tab.close()
-    assert opened.complaints == []
-    wait_until_idle(server)
+    with opened(browser, server) as page:
+        yield page
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +120,8 @@ def endless_server(tmp_path_factory):
 
 @pytest.fixture
 def endless_page(browser, endless_server):
-    opened = Page(browser, endless_server)
-    opened.clear_fields()
-    yield opened
-    opened.tab.close()
-    assert opened.complaints == []
+    with opened(browser, endless_server) as page:
+        yield page
 
 
 def test_it_says_what_it_serves(page, server):
