@@ -42,6 +42,17 @@ CLI::Validator integer(int64_t low, int64_t high = std::numeric_limits<int>::max
   return {check, ""};
 }
 
+// A number that is one: comparisons alone would let nan pass.
+CLI::Validator number(double low, double high) {
+  const auto check = [low, high](const std::string& text) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc() && end == text.data() + text.size() && value >= low && value <= high) return std::string();
+    return fmt::format("must be a number from {} to {}, not '{}'", low, high, text);
+  };
+  return {check, ""};
+}
+
 // What a command's flags say before it is checked and goes into its options.
 struct FlagTexts {
   std::string dtype = "auto";
@@ -124,10 +135,10 @@ void add_simulate_flags(CLI::App& app, SimulateFlags& f) {
   app.add_option("TRACE,--trace", f.trace, "Requests, one JSON object a line")->required();
   app.add_option("--prefill-speed", f.prefill_speed, "Tokens/s of a prompt, as `quire bench` gives for pp512")
       ->capture_default_str()
-      ->check(CLI::Range(1e-3, 1e9));
+      ->check(number(1e-3, 1e9));
   app.add_option("--decode-speed", f.decode_speed, "Tokens/s of one request, as `quire bench` gives for tg128")
       ->capture_default_str()
-      ->check(CLI::Range(1e-3, 1e9));
+      ->check(number(1e-3, 1e9));
   app.add_option("--retention", f.retention, "What stays longest of windows: turn-ends as in serve, or every-boundary")
       ->capture_default_str()
       ->check(CLI::IsMember({"every-boundary", "turn-ends"}));

@@ -7,6 +7,7 @@
 #include "commands.h"
 #include "engine/loaded_model.h"
 #include "exec/attention_groups.h"
+#include "model/load.h"
 #include "weights/checkpoint.h"
 
 namespace quire::apps {
@@ -104,6 +105,7 @@ int inspect(const InspectFlags& flags) {
   auto outline = engine::outline_model(*checkpoint, flags.engine, weight_bytes);
   if (!outline) return report(outline.error());
   const model::ModelSpec& spec = outline->spec;
+  if (auto named = model::check_names(spec, *checkpoint->tensors); !named) return report(named.error());
 
   fmt::print("model          {}\n", flags.engine.model.string());
   fmt::print("architecture   {}, {} layers, hidden size {}, vocabulary {}\n", spec.architecture, spec.layers.size(),

@@ -162,7 +162,7 @@ const Row kRows[] = {
 void print_groups(const Run& r) {
   const auto lines = engine::describe_groups(r.cache.plan);
   for (size_t g = 0; g < lines.size(); ++g) {
-    const sched::GroupReport& group = r.report.groups[g];
+    const sched::SimulatedGroup& group = r.report.groups[g];
     fmt::print("{}\n  held {:.1f} % on average, {:.1f} % at most; {} tokens taken over, {} evictions\n", lines[g],
                100 * share(group.held.mean(), r.report), 100 * share(static_cast<double>(group.held.max()), r.report),
                group.hit_tokens, group.evictions);
@@ -198,7 +198,7 @@ nlohmann::json groups_json(const Run& r) {
   const auto lines = engine::describe_groups(r.cache.plan);
   nlohmann::json groups = nlohmann::json::array();
   for (size_t g = 0; g < lines.size(); ++g) {
-    const sched::GroupReport& group = r.report.groups[g];
+    const sched::SimulatedGroup& group = r.report.groups[g];
     groups.push_back({{"description", lines[g]},
                       {"blocks_held", counts_json(group.held)},
                       {"hit_tokens", group.hit_tokens},

@@ -252,8 +252,8 @@ std::vector<int64_t> Coordinator::hit_lengths(std::span<const BlockHash> hashes,
   return lengths;
 }
 
-CacheReport Coordinator::report(std::span<const BlockHash> hashes, int64_t num_tokens, const PrefixHit* hit,
-                                const HashKeys& keys) const {
+CacheReport Coordinator::report(const SlotRequest& request) const {
+  const HashKeys* keys = request.tokens.keys;
   std::vector<ReportedGroup> reported;
   for (size_t g = 0; g < groups_.size(); ++g) {
     reported.push_back({.id = GroupId{static_cast<int32_t>(g)},
@@ -265,13 +265,13 @@ CacheReport Coordinator::report(std::span<const BlockHash> hashes, int64_t num_t
   }
   CacheReport report = report_hit(pool_.index(), evicted_,
                                   {.groups = reported,
-                                   .hashes = hashes,
+                                   .hashes = request.tokens.hashes,
                                    .hash_block = config_.hash_block,
                                    .alignment_tokens = hit_alignment(),
-                                   .num_tokens = num_tokens,
-                                   .hit_length = hit == nullptr ? 0 : hit->length,
-                                   .looked_up = hit != nullptr && config_.enable_caching,
-                                   .own_keys = keys.adapter || !keys.cache_salt.empty(),
+                                   .num_tokens = request.tokens.num_tokens(),
+                                   .hit_length = request.hit == nullptr ? 0 : request.hit->length,
+                                   .looked_up = request.hit != nullptr && config_.enable_caching,
+                                   .own_keys = keys != nullptr && (keys->adapter || !keys->cache_salt.empty()),
                                    .now = now_});
   report.minimum_reuse_tokens = minimum_reuse();
   return report;

@@ -100,11 +100,15 @@ struct SlotRequest {
   RequestTokens tokens;
   int64_t computed = 0;            // tokens computed before this step, without `hit`
   int64_t in_flight = 0;           // of these, tokens whose step has not been processed yet
-  const PrefixHit* hit = nullptr;  // only for a request that is not admitted yet
+  const PrefixHit* hit = nullptr;  // only for a request that is not admitted yet; null: it did not look
   int64_t new_tokens = 0;          // to be computed in this step, drafts included
   int64_t lookahead = 0;           // more slots for drafts
   bool whole_sequence_must_fit = false;
   int64_t blocks_to_leave_free = 0;
+  // It was admitted before: the prefix that it finds is its own, and counts as nobody's reuse.
+  bool resumed = false;
+  // Gets what the cache has for a request that is admitted by this, and why not more. Null: nobody asks.
+  std::optional<CacheReport>* report = nullptr;
 };
 
 // Blocks that a step added to rows: `ids` of all groups in turn, group g's from begin(g) to end(g).
@@ -123,7 +127,7 @@ struct BlockCopy {
 // What one group's part of the cache is doing, and did since the start.
 struct GroupStats {
   GroupBlocks blocks;
-  int64_t hit_tokens = 0;  // in the blocks that requests took over from the cache
+  int64_t hit_tokens = 0;  // in the blocks that requests took over from the cache when they first ran
 };
 
 class Coordinator {
@@ -156,10 +160,8 @@ class Coordinator {
   // The same for each group alone.
   std::vector<int64_t> hit_lengths(std::span<const BlockHash> hashes, int64_t max_length) const;
 
-  // What a request of `num_tokens` tokens with these hashes gets of the cache, and why not more. `hit`: what it takes;
-  // null: it did not look. Ask before it is given slots.
-  CacheReport report(std::span<const BlockHash> hashes, int64_t num_tokens, const PrefixHit* hit,
-                     const HashKeys& keys) const;
+  // What the request gets of the cache with `request.hit`, and why not more. Ask before it is given slots.
+  CacheReport report(const SlotRequest& request) const;
 
   // Call before the first allocate() of each step. `now`, in seconds, only dates evictions.
   void begin_step(double now = 0);
@@ -232,6 +234,7 @@ class Coordinator {
   int64_t token_blocks_needed(size_t g, const GroupState* state, const SlotRequest& request, int64_t slots) const;
   int64_t state_blocks_needed(size_t g, const GroupState* state, const SlotRequest& request, int64_t main) const;
   void hold_hit(RequestCache& cache, const SlotRequest& request);
+  void count_reuse(size_t g, std::span<const BlockId> blocks);
   void take_blocks(size_t g, GroupState& state, const Extent& extent);
   void take_token_blocks(size_t g, GroupState& state, int64_t slots);
   void take_state_blocks(size_t g, GroupState& state, int64_t main);

@@ -32,6 +32,7 @@ bool Coordinator::allocate(RequestCache& cache, const SlotRequest& request, NewB
     give_up_shared_tails(cache);
     if (!fits()) return false;
   }
+  if (!cache.admitted_ && request.report != nullptr) *request.report = report(request);
   if (!cache.admitted_) hold_hit(cache, request);  // all groups' hits, before any group takes (and evicts) a block
   for (size_t g = 0; g < groups_.size(); ++g) {
     GroupState& state = cache.groups_[g];
@@ -155,12 +156,10 @@ void Coordinator::hold_hit(RequestCache& cache, const SlotRequest& request) {
     const auto skipped = static_cast<size_t>(skipped_tokens(spec(g), computed) / groups_[g].block_tokens);
     const auto kept = hits.subspan(std::min(skipped, hits.size()));
     pool_.hold(kept);
-    const auto taken_over = std::ranges::count_if(kept, [](BlockId block) { return block != kNullBlock; });
-    groups_[g].hit_tokens += taken_over * groups_[g].block_tokens;
     state.row.assign(skipped, kNullBlock);
     state.row.insert(state.row.end(), kept.begin(), kept.end());
     state.published_columns = static_cast<int64_t>(state.row.size());
-    for (const BlockId block : kept) pool_.count_reuse(block);
+    if (!request.resumed) count_reuse(g, kept);
     if (may_be_passed(g)) {
       for (size_t column = skipped; column < state.row.size(); ++column) {
         if (state.row[column] != kNullBlock) state.trail.emplace_back(static_cast<int64_t>(column), state.row[column]);
@@ -170,6 +169,13 @@ void Coordinator::hold_hit(RequestCache& cache, const SlotRequest& request) {
       state.published_columns = computed / groups_[g].block_tokens;
       state.shared_tail = {{state.published_columns, kept.back()}};
     }
+  }
+}
+
+void Coordinator::count_reuse(size_t g, std::span<const BlockId> blocks) {
+  for (const BlockId block : blocks) {
+    if (block != kNullBlock) groups_[g].hit_tokens += groups_[g].block_tokens;
+    pool_.count_reuse(block);
   }
 }
 

@@ -43,15 +43,17 @@ struct Asker {
     extend_hashes({.block_size = coordinator.hash_block()}, keys, tokens, hashes);
   }
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  RequestTokens view() const {
+    return {.hashes = hashes, .tokens = tokens, .keys = &keys, .num_prompt_tokens = size()};
+  }
   CacheReport report(const Coordinator& coordinator) const {
     const PrefixHit hit = coordinator.find_hit(hashes, size() - 1);
-    return coordinator.report(hashes, size(), &hit, keys);
+    return coordinator.report({.tokens = view(), .hit = &hit});
   }
   // Computes everything in one step, and ends.
   void run(Coordinator& coordinator) {
     const PrefixHit hit = coordinator.find_hit(hashes, size() - 1);
-    const RequestTokens view{.hashes = hashes, .tokens = tokens, .keys = &keys, .num_prompt_tokens = size()};
-    ASSERT_TRUE(coordinator.allocate(cache, {.tokens = view, .hit = &hit, .new_tokens = size() - hit.length}));
+    ASSERT_TRUE(coordinator.allocate(cache, {.tokens = view(), .hit = &hit, .new_tokens = size() - hit.length}));
     coordinator.release(cache, size());
   }
 };
@@ -195,7 +197,7 @@ TEST(HitReport, TellsWhenNothingWasLookedUp) {
   auto coordinator = coordinator_for({full(16)}, 100);
   Asker first(coordinator, 64);
   first.run(coordinator);
-  const CacheReport report = coordinator.report(first.hashes, 64, nullptr, {});
+  const CacheReport report = coordinator.report({.tokens = first.view()});
   expect_whole(report, 64);
   EXPECT_EQ(report.groups[0].misses, (Misses{{0, 64, MissReason::kNotLookedUp}}));
 }

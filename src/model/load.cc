@@ -243,18 +243,9 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 }
 
 // Digests of the tensors, made in parallel, hashed in the spec's order.
-Result<Sha256Digest> digest_of(const ModelSpec& spec, const weights::TensorSource& tensors, ThreadPool& pool) {
+Sha256Digest digest_of(const ModelSpec& spec, const weights::TensorSource& tensors, ThreadPool& pool) {
   std::vector<const weights::Tensor*> list;
-  std::optional<Error> error;
-  for_each_tensor(spec, [&](const std::string& name) {
-    auto tensor = tensors.require(name);
-    if (tensor)
-      list.push_back(*tensor);
-    else if (!error)
-      error = tensor.error();
-  });
-  if (error) return std::unexpected(*error);
-
+  for_each_tensor(spec, [&](const std::string& name) { list.push_back(tensors.find(name)); });
   std::vector<Sha256Digest> digests(list.size());
   std::atomic<size_t> next{0};
   pool.run([&](int) {
@@ -317,16 +308,24 @@ Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tens
   return quantised ? Profile::kQ8 : Profile::kBF16;
 }
 
+Result<void> check_names(const ModelSpec& spec, const weights::TensorSource& tensors) {
+  if (auto more = refuse_more_layers(spec, tensors); !more) return more;
+  if (auto unread = refuse_unread(spec, tensors); !unread) return unread;
+  Result<void> all;
+  for_each_tensor(spec, [&](const std::string& name) {
+    if (!all) return;
+    if (auto tensor = tensors.require(name); !tensor) all = std::unexpected(tensor.error());
+  });
+  return all;
+}
+
 Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context) {
   if (profile == Profile::kQ8 && default_profile(spec, tensors) != Profile::kQ8)
     return fail(ErrorKind::kUnsupported, "profile q8 needs a quantised checkpoint; use bfloat16 or float32", "dtype");
-  if (auto more = refuse_more_layers(spec, tensors); !more) return std::unexpected(more.error());
-  if (auto unread = refuse_unread(spec, tensors); !unread) return std::unexpected(unread.error());
+  if (auto named = check_names(spec, tensors); !named) return std::unexpected(named.error());
   Model model;
   model.profile = profile;
-  auto digest = digest_of(spec, tensors, context.pool);
-  if (!digest) return std::unexpected(digest.error());
-  model.digest = *digest;
+  model.digest = digest_of(spec, tensors, context.pool);
 
   Loader loader(tensors, profile, context);
   size_t total = 0;

@@ -61,16 +61,20 @@ struct Model {
 // The profile a checkpoint runs in unless told otherwise: kQ8 if any of the spec's matrices is quantised, else kBF16.
 Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tensors);
 
+// Whether the checkpoint is the spec's: it has every tensor that the spec names, and none beside them that is part of a
+// layer, of the head, or of a layer behind the spec's. Such a bias or layer would change the answers. kCorruptFile,
+// kNotFound or kUnsupported name the tensor at fault. Reads names alone.
+Result<void> check_names(const ModelSpec& spec, const weights::TensorSource& tensors);
+
 struct LoadContext {
   Allocator& allocator;
   ThreadPool& pool;
   std::function<void(double)> progress = {};  // from 0 to 1; may be empty
 };
 
-// Reads, checks and packs every tensor of the spec. kCorruptFile or kUnsupported name the tensor at fault: missing, of
-// another shape than the configuration implies, in a format that the profile cannot use, or part of a layer or the head
-// though the spec does not name it, such as a bias, or of a layer
-// behind the spec's. kUnsupported names dtype where kQ8 finds nothing quantised.
+// Reads, checks and packs every tensor of the spec, after check_names(). kCorruptFile or kUnsupported name the tensor
+// at fault: of another shape than the configuration implies, or in a format that the profile cannot use. kUnsupported
+// names dtype where kQ8 finds nothing quantised.
 Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context);
 
 }  // namespace quire::model

@@ -188,34 +188,28 @@ cache::PrefixHit Scheduler::look_up(RequestState& request) {
   return hit;
 }
 
-// Before the request publishes anything itself.
-void Scheduler::explain(RequestState& request, const cache::PrefixHit& hit) const {
-  if (!request.init.explain || request.num_cached) return;
-  const bool looked_up = !request.init.skip_prefix_lookup && cache_.caching();
-  request.report = cache_.report(request.hashes, request.num_tokens(), looked_up ? &hit : nullptr, request.init.keys);
-}
-
 bool Scheduler::start_waiting(RequestState& request, StepPlan& plan, TokenBudget& budget) {
   const bool looks_up = !request.init.skip_prefix_lookup && cache_.caching();
+  const bool resumed = request.status == RequestStatus::kPreempted;
   cache::PrefixHit hit = look_up(request);
   while (true) {
     int64_t num_new = request.num_tokens() - hit.length;
     if (config_.long_prefill_threshold > 0) num_new = std::min(num_new, config_.long_prefill_threshold);
     num_new = split_at_checkpoint(request, hit.length, budget.fit(num_new));
     auto slots = slots_for(request, num_new);
-    slots.hit = hit.rows.empty() ? nullptr : &hit;
+    slots.hit = looks_up ? &hit : nullptr;
+    slots.resumed = resumed;
+    if (request.init.explain && !resumed) slots.report = &request.report;
     slots.whole_sequence_must_fit = config_.reserve_whole_sequence;
-    explain(request, hit);
     if (!plan.requests.empty()) slots.blocks_to_leave_free = blocks_to_leave_free_;
     if (cache_.allocate(request.cache, slots)) {
       collect_rows(request);
-      const bool resumed = request.status == RequestStatus::kPreempted;
       waiting_.pop_front();
       running_.push_back(&request);
       request.status = RequestStatus::kRunning;
       request.num_computed = hit.length;
       if (!request.num_cached) request.num_cached = hit.length;
-      if (looks_up) {
+      if (looks_up && !resumed) {
         counters_.prefix_queries += static_cast<uint64_t>(request.num_tokens());
         counters_.prefix_hits += static_cast<uint64_t>(hit.length);
       }
@@ -228,7 +222,7 @@ bool Scheduler::start_waiting(RequestState& request, StepPlan& plan, TokenBudget
     // Alone in the pool it must run: a hit may pin more blocks (a copy, or a state that is written in this step) than
     // computing the same tokens anew.
     if (!running_.empty() || hit.length == 0) return false;
-    hit = {};
+    hit = {.rows = std::vector<std::vector<BlockId>>(static_cast<size_t>(cache_.num_groups()))};
   }
 }
 

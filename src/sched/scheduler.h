@@ -99,8 +99,8 @@ struct SchedulerStats {
   int64_t free_blocks = 0;
   int64_t total_blocks = 0;  // without the null block
   double cache_usage = 0.0;
-  uint64_t prefix_queries = 0;  // tokens looked up
-  uint64_t prefix_hits = 0;     // tokens found
+  uint64_t prefix_queries = 0;  // tokens looked up by requests that first ran; what they find after a preemption ...
+  uint64_t prefix_hits = 0;     // tokens found              ... is their own, and not counted
   uint64_t preemptions = 0;
   uint64_t evictions = 0;  // published blocks handed out again
 };
@@ -160,7 +160,6 @@ class Scheduler {
   int64_t split_at_checkpoint(const RequestState& request, int64_t start, int64_t num_new) const;
   bool start_waiting(RequestState& request, StepPlan& plan, TokenBudget& budget);
   cache::PrefixHit look_up(RequestState& request);
-  void explain(RequestState& request, const cache::PrefixHit& hit) const;
   void collect_rows(const RequestState& request);
   cache::SlotRequest slots_for(RequestState& request, int64_t num_new);
   void preempt_one(StepPlan& plan, TokenBudget& budget);

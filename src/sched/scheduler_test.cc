@@ -198,6 +198,50 @@ TEST(Scheduler, TakesPrefixesFromTheCache) {
   EXPECT_EQ(scheduler.stats().prefix_hits, 16U);
 }
 
+// A report costs lookups: it is made when the request starts, not in every step in which it waits.
+TEST(Scheduler, ExplainsARequestWhenItStarts) {
+  auto cache = cache_of({full(4)}, 10);
+  cache.remembered_evictions = 100;
+  auto scheduler = make({}, std::move(cache));
+  for (const uint64_t id : {1U, 2U}) {
+    RequestInit init = request(id, 24);
+    init.max_tokens = 4;
+    if (id == 2) init.prompt[10] = 99;
+    init.explain = id == 2;
+    ASSERT_TRUE(scheduler.add(std::move(init)));
+  }
+  run_step(scheduler);  // 6 blocks of 9; 2 has two in common with 1, and needs four more
+  EXPECT_EQ(scheduler.stats().running, 1);
+  EXPECT_FALSE(scheduler.find(RequestId{2})->report);
+  ASSERT_TRUE(scheduler.abort(RequestId{1}));
+  run_step(scheduler);
+  const auto& report = scheduler.find(RequestId{2})->report;
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->groups[0].hit_tokens, 8);
+  EXPECT_EQ(report->groups[0].misses.front().reason, MissReason::kNeverSeen);
+}
+
+// What a preempted request finds again is its own: it counts as no reuse, as in vLLM.
+TEST(Scheduler, CountsNoReuseWhenARequestIsResumed) {
+  auto scheduler = make({}, cache_of({full(4)}, 11));
+  for (const uint64_t id : {1U, 2U}) {
+    RequestInit init = request(id, 16, static_cast<TokenId>(100 * id));
+    init.max_tokens = 8;
+    ASSERT_TRUE(scheduler.add(std::move(init)));
+  }
+  int64_t found_again = 0;
+  while (scheduler.has_work()) {
+    const StepPlan plan = scheduler.schedule(64);
+    for (const auto& planned : plan.requests) found_again += planned.resumed ? planned.num_cached : 0;
+    apply(scheduler, plan);
+  }
+  EXPECT_GT(scheduler.stats().preemptions, 0U);
+  EXPECT_GT(found_again, 0);
+  EXPECT_EQ(scheduler.stats().prefix_queries, 32U);
+  EXPECT_EQ(scheduler.stats().prefix_hits, 0U);
+  EXPECT_EQ(scheduler.cache().stats(GroupId{0}).hit_tokens, 0);
+}
+
 TEST(Scheduler, WithoutCachingNothingIsFound) {
   auto cache = cache_of({full(4)}, 60);
   cache.enable_caching = false;

@@ -91,7 +91,7 @@ class Distribution {
   double sum_ = 0;
 };
 
-struct GroupReport {
+struct SimulatedGroup {
   Distribution held;       // blocks, after a step is planned
   int64_t hit_tokens = 0;  // in the blocks that requests took over from the prefix cache
   int64_t evictions = 0;
@@ -113,7 +113,7 @@ struct SimulationReport {
   int64_t total_blocks = 0;
   Distribution running;  // requests in a step
   Distribution blocks;   // held after a step is planned
-  std::vector<GroupReport> groups;
+  std::vector<SimulatedGroup> groups;
   Distribution waited_steps;
   Distribution waited_ns;
   Distribution first_token_ns;

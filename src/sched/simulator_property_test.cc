@@ -148,7 +148,7 @@ void check_totals(const Played& played, const std::vector<TraceRequest>& trace, 
   RC_ASSERT(report.blocks.max() <= report.total_blocks);
   int64_t evictions = 0;
   double held = 0;
-  for (const GroupReport& group : report.groups) {
+  for (const SimulatedGroup& group : report.groups) {
     evictions += group.evictions;
     held += group.held.mean();
   }

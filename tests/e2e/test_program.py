@@ -106,6 +106,7 @@ def test_a_configuration_that_leaves_layers_out(tmp_path):
     layers = json.loads((TINY / "config.json").read_text())["num_hidden_layers"]
     types = json.loads((TINY / "config.json").read_text())["layer_types"]
     model = changed_model(tmp_path, num_hidden_layers=layers - 1, layer_types=types[:-1])
+    assert_one_clear_line(run("inspect", model), f"model.layers.{layers - 1}.")
     with pytest.raises(RuntimeError, match=rf"code 2:[^$]*model.layers.{layers - 1}\."):
         with QuireServer(model, *FLAGS):
             pass

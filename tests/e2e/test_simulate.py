@@ -87,7 +87,9 @@ def test_errors_are_one_line(files, tmp_path):
     assert_one_clear_line(run("simulate", tmp_path / "none.json", trace), "none.json")
     assert_one_clear_line(run("simulate", layers, trace, "--sweep", 0), "--sweep")
     assert_one_clear_line(run("simulate", layers, trace, "--sweep", 1000), "KV cache")
-    assert_one_clear_line(run("simulate", layers, trace, "--decode-speed", 0), "--decode-speed")
+    for flag in ("--prefill-speed", "--decode-speed"):
+        for value in ("0", "-1", "nan", "-nan", "inf", "1e10", "1e999", "fast", "1 ", ""):
+            assert_one_clear_line(run("simulate", layers, trace, flag, value), flag)
     assert_one_clear_line(run("simulate", layers, trace, "--kv-cache-memory-bytes", 1 << 60), "num_blocks")
     (tmp_path / "bad.json").write_text('{"max_model_len": 10, "layers": [{"kind": "odd", "head_size": 8}]}')
     assert_one_clear_line(run("simulate", tmp_path / "bad.json", trace), "layers[0]", "odd")

@@ -234,6 +234,14 @@ MUTANTS = (
         CACHE,
     ),
     Mutant(
+        "own-blocks-as-reuse",
+        "what a preempted request finds again counts as reuse of a group's blocks",
+        "src/cache/coordinator_slots.cc",
+        "if (!request.resumed) count_reuse(g, kept);",
+        "count_reuse(g, kept);",
+        CACHE,
+    ),
+    Mutant(
         "starts-after-preemption",
         "a step that preempted starts new requests",
         "src/sched/scheduler.cc",
