@@ -12,7 +12,7 @@ std::vector<BlockId> blocks(std::initializer_list<int32_t> values) {
   return out;
 }
 
-TEST(BlockTable, ReadsNullPastCountAndWidth) {
+TEST(CacheFaults, ATableReadPastItsWidthGivesNull) {
   auto table = BlockTable::create(2, 3).value();
   table.append(0, blocks({4, 5}));
   table.append(1, blocks({6, 7, 8}));

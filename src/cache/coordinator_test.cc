@@ -255,13 +255,14 @@ TEST(Coordinator, AStateWrittenInThisStepIsForTheNext) {
   EXPECT_TRUE(coordinator.allocate(second.cache, slots));
 }
 
-// A follower of the events knows the index.
+// Every field of every event; that a follower knows the index is a property of all streams of requests
+// (SchedulerOracle).
 TEST(Coordinator, TellsWhatBecomesFindableAndWhatIsGone) {
   auto coordinator = coordinator_for({full(4), window(8, 9)}, 12);
   std::vector<CacheEvent> events;
   coordinator.subscribe([&](const CacheEvent& event) { events.push_back(event); });
   Sequence first(coordinator, 20);
-  const HashKeys keys{.adapter = AdapterKey{.name = "tune"}, .cache_salt = "salt"};
+  const HashKeys keys{.adapter = AdapterKey{.name = "tune"}, .media = {{"image", 6, 4}}, .cache_salt = "salt"};
   auto slots = first.slots(0, 8);
   slots.tokens.keys = &keys;
   ASSERT_TRUE(coordinator.allocate(first.cache, slots));
@@ -273,29 +274,44 @@ TEST(Coordinator, TellsWhatBecomesFindableAndWhatIsGone) {
   EXPECT_FALSE(start.parent);
   EXPECT_EQ(start.hashes, (std::vector<BlockHash>{first.hashes[0], first.hashes[1]}));
   EXPECT_EQ(start.tokens, (std::vector<TokenId>{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(start.block_size, 4);
   EXPECT_EQ(start.adapter, "tune");
-  ASSERT_EQ(start.extra_keys.size(), 2U);
-  EXPECT_EQ(start.extra_keys[0].back().text, "salt");
-  EXPECT_EQ(start.extra_keys[1].size(), 1U);
+  EXPECT_EQ(start.medium, "CPU");
+  const auto extra = [&](size_t block) {
+    std::vector<std::pair<std::string, std::optional<int64_t>>> list;
+    for (const EventKey& key : start.extra_keys.at(block)) list.emplace_back(key.text, key.offset);
+    return list;
+  };
+  using Extra = decltype(extra(0));
+  EXPECT_EQ(start.extra_keys.size(), 2U);
+  EXPECT_EQ(extra(0), (Extra{{"tune", std::nullopt}, {"salt", std::nullopt}}));
+  EXPECT_EQ(extra(1), (Extra{{"tune", std::nullopt}, {"image", 2}}));
   EXPECT_EQ(start.spec_kind, "full");
+  EXPECT_EQ(start.window, 0);
   const auto& next = std::get<StoredEvent>(events[3]);
   EXPECT_EQ(next.group, GroupId{1});
   EXPECT_EQ(next.parent, first.hashes[1]);
   EXPECT_EQ(next.hashes, (std::vector<BlockHash>{first.hashes[3]}));
+  EXPECT_EQ(next.tokens, (std::vector<TokenId>{8, 9, 10, 11, 12, 13, 14, 15}));
   EXPECT_EQ(next.block_size, 8);
+  EXPECT_EQ(next.spec_kind, "sliding window");
   EXPECT_EQ(next.window, 9);
 
   events.clear();
   coordinator.release(first.cache, 16);
   Sequence other(coordinator, 32, 100);
   ASSERT_TRUE(coordinator.allocate(other.cache, other.slots(0, 28)));  // 11 blocks: all that are there
-  std::vector<BlockHash> gone;
+  std::set<std::pair<GroupId, BlockHash>> gone;
   for (const auto& event : events) {
-    if (const auto* removed = std::get_if<RemovedEvent>(&event)) {
-      gone.insert(gone.end(), removed->hashes.begin(), removed->hashes.end());
-    }
+    const auto* removed = std::get_if<RemovedEvent>(&event);
+    if (removed == nullptr) continue;
+    EXPECT_EQ(removed->medium, "CPU");
+    for (const BlockHash& hash : removed->hashes) EXPECT_TRUE(gone.insert({removed->group, hash}).second);
   }
-  EXPECT_EQ(gone.size(), 6U);
+  std::set<std::pair<GroupId, BlockHash>> stored;
+  for (const size_t i : {0U, 1U, 2U, 3U}) stored.insert({GroupId{0}, first.hashes[i]});
+  for (const size_t i : {1U, 3U}) stored.insert({GroupId{1}, first.hashes[i]});
+  EXPECT_EQ(gone, stored);
   coordinator.forget_prefixes();
   EXPECT_TRUE(std::holds_alternative<AllClearedEvent>(events.back()));
   EXPECT_EQ(coordinator.find_hit(other.hashes, 31).length, 0);

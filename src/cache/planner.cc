@@ -193,14 +193,16 @@ Result<void> admit_longest(CachePlan& plan, const PlanConfig& c) {
     plan.max_model_len = fits;
     return {};
   }
-  const double mib = static_cast<double>(plan.bytes_per_block) / (1 << 20);
+  const auto bytes_of = [&](int64_t blocks) {  // of hostile specs they may be more than an integer holds
+    return static_cast<double>(plan.bytes_per_block) * static_cast<double>(blocks);
+  };
   return fail(
       ErrorKind::kExhausted,
-      fmt::format("the KV cache of {:.1f} MiB is too small: one request of max_model_len {} needs {:.1f} MiB; the "
-                  "longest that would fit has {} tokens. Give more memory or a smaller max_model_len",
-                  mib * static_cast<double>(plan.num_blocks), c.max_model_len, mib * static_cast<double>(needed + 1),
-                  fits),
-      "max_model_len");
+      fmt::format("kv_cache_memory_bytes: the KV cache of {:.0f} bytes is too small: one request of max_model_len {} "
+                  "needs {:.0f}; the longest that would fit has {} tokens. Give more memory or a smaller max_model_len",
+                  c.num_blocks_override ? bytes_of(plan.num_blocks) : static_cast<double>(c.budget_bytes),
+                  c.max_model_len, bytes_of(needed + 1), fits),
+      "kv_cache_memory_bytes");
 }
 
 Result<void> resolve_match_unit(CachePlan& plan, const PlanConfig& c, int64_t finest) {

@@ -139,7 +139,7 @@ TEST(SlotMappingVectors, EveryCase) {
 }
 
 // Two requests in one step, with rings of their own: addressing by position alone would mix them.
-TEST(RingSlots, InterleavedRequestsKeepApart) {
+TEST(CacheFaults, RingsOfInterleavedRequestsKeepApart) {
   const BlockTable table = table_of({{5}, {9}});
   Step step{.rows = {0, 1}, .starts = {0, 10, 22}, .positions = {}};
   for (int32_t p = 0; p < 10; ++p) step.positions.push_back(p);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "base/check.h"
@@ -87,6 +88,11 @@ Result<void> validate(const CacheSpec& spec) {
                 "block_stride_alignment");
   }
   return check_retention(spec);
+}
+
+int64_t ring_capacity(int64_t pooled, int64_t drafts) {
+  const auto pools = static_cast<uint64_t>(ceil_div(pooled + drafts, pooled));
+  return pooled * static_cast<int64_t>(std::bit_ceil(pools));
 }
 
 std::string_view name_of(const CacheSpec& spec) {

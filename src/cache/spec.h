@@ -54,6 +54,11 @@ struct RecurrentState {
   bool operator==(const RecurrentState&) const = default;
 };
 
+// Rows of a ring from which every `pooled` tokens in a row become one state, with at most `drafts` tokens drafted a
+// step: drafts that are rejected, even one that completes a pool, must not overwrite rows of committed tokens. Both are
+// below 2^30; pooled is at least 1.
+int64_t ring_capacity(int64_t pooled, int64_t drafts);
+
 using Retention = std::variant<FullRetention, SlidingWindow, ChunkedLocal, CircularBuffer, RecurrentState>;
 
 // What the bytes of a state are. It decides which specs may share a group and which pages may be padded.

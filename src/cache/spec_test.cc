@@ -4,6 +4,8 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <map>
+#include <random>
 #include <set>
 
 namespace quire::cache {
@@ -101,6 +103,37 @@ TEST(CacheSpec, HitRules) {
   CacheSpec unpublished = with(FullRetention{});
   unpublished.prefix_cacheable = false;
   EXPECT_EQ(hit_rule(unpublished, 1).search, Search::kNever);
+}
+
+// Tokens are written to a ring by position, `drafts` of them drafted and any number of those rejected. Whenever a pool
+// is complete it is read, drafts and all: all of its rows must be its own, and those of the pool that stays open must
+// be there after every rejection. True if they are for every start and every rejection.
+bool ring_serves(int64_t capacity, int64_t pooled, int64_t drafts) {
+  std::vector<int64_t> ring(static_cast<size_t>(capacity), -1);
+  const auto row = [&](int64_t position) -> int64_t& { return ring[static_cast<size_t>(position % capacity)]; };
+  std::mt19937 random(1);
+  int64_t committed = 0;
+  for (int step = 0; step < 300; ++step) {
+    const int64_t end = committed + 1 + drafts;
+    for (int64_t p = committed; p < end; ++p) row(p) = p;
+    for (int64_t p = committed / pooled * pooled; p < end; ++p) {
+      if (row(p) != p) return false;
+    }
+    committed += 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(drafts + 1));
+  }
+  return true;
+}
+
+TEST(CacheFaults, RejectedDraftsLeaveARingsRowsAlone) {
+  for (const auto& [drafts, rows] : std::map<int64_t, int64_t>{{0, 4}, {1, 8}, {4, 8}, {5, 16}, {12, 16}, {13, 32}}) {
+    EXPECT_EQ(ring_capacity(4, drafts), rows);
+  }
+  for (const int64_t pooled : {1, 2, 3, 4, 8, 64}) {
+    for (int64_t drafts = 0; drafts <= 20; ++drafts) {
+      EXPECT_TRUE(ring_serves(ring_capacity(pooled, drafts), pooled, drafts)) << pooled << " " << drafts;
+    }
+    EXPECT_FALSE(ring_serves(pooled, pooled, 1)) << pooled;  // a ring of one pool
+  }
 }
 
 TEST(CacheSpec, EqualityIgnoresDrafts) {

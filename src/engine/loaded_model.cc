@@ -154,8 +154,9 @@ Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const E
   auto plan = cache::plan_cache(layers, config);
   if (!plan) return std::unexpected(plan.error());
   if (plan->max_model_len < wanted)
-    planned.notice = fmt::format("the longest request is {} tokens instead of {}: more do not fit {} MiB of KV cache",
-                                 plan->max_model_len, wanted, config.budget_bytes >> 20);
+    planned.notice =
+        fmt::format("the longest request is {} tokens instead of {}: more do not fit {:.1f} MiB of KV cache",
+                    plan->max_model_len, wanted, static_cast<double>(config.budget_bytes) / (1 << 20));
   planned.plan = std::move(*plan);
   return planned;
 }

@@ -273,6 +273,37 @@ void check_report(const RequestState& request, bool may_give_up_a_hit) {
   }
 }
 
+// Knows the prefix index from its events alone.
+class Follower {
+ public:
+  void take(const cache::CacheEvent& event) {
+    if (std::holds_alternative<cache::AllClearedEvent>(event)) findable_.clear();
+    if (const auto* stored = std::get_if<cache::StoredEvent>(&event)) {
+      RC_ASSERT(std::ssize(stored->tokens) == std::ssize(stored->hashes) * stored->block_size);
+      RC_ASSERT(stored->extra_keys.size() == stored->hashes.size());
+      for (const auto& hash : stored->hashes) ++findable_[{stored->group, hash}];
+    }
+    if (const auto* removed = std::get_if<cache::RemovedEvent>(&event)) {
+      for (const auto& hash : removed->hashes) {
+        const auto found = findable_.find({removed->group, hash});
+        RC_ASSERT(found != findable_.end());
+        if (--found->second == 0) findable_.erase(found);
+      }
+    }
+  }
+  void check(const cache::PrefixIndex& index) const {
+    int64_t entries = 0;
+    for (const auto& [key, blocks] : findable_) {
+      RC_ASSERT(index.find({key.second, key.first}) != kNullBlock);
+      entries += blocks;
+    }
+    RC_ASSERT(entries == index.size());
+  }
+
+ private:
+  std::map<std::pair<GroupId, cache::BlockHash>, int64_t> findable_;  // by how many blocks
+};
+
 void check(const Scheduler& scheduler) {
   const auto ok = scheduler.integrity();
   if (!ok) RC_FAIL(ok.error().message);
@@ -281,12 +312,17 @@ void check(const Scheduler& scheduler) {
 // One step behind, if steps overlap.
 class Driver {
  public:
-  Driver(Scheduler& scheduler, Model& model, const World& world)
-      : scheduler_(scheduler), model_(model), world_(world) {}
+  Driver(Scheduler& scheduler, Model& model, const World& world) : scheduler_(scheduler), model_(model), world_(world) {
+    scheduler_.subscribe([this](const cache::CacheEvent& event) { follower_.take(event); });
+  }
+  ~Driver() { scheduler_.subscribe({}); }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
 
   void step() {
     StepPlan plan = scheduler_.schedule({world_.budget, world_.stretch}, ++now_);
     check(scheduler_);
+    follower_.check(scheduler_.cache().pool().index());
     for (const auto& planned : plan.requests) {
       if (planned.first && !planned.resumed) check_report(*scheduler_.find(planned.id), world_.has_states);
     }
@@ -295,6 +331,7 @@ class Driver {
     waiting_.emplace_back(std::move(plan), std::move(sampled));
     if (waiting_.size() > (world_.scheduler.overlapped ? 1U : 0U)) apply_oldest();
   }
+  void check_events() const { follower_.check(scheduler_.cache().pool().index()); }
   void drain() {
     while (!waiting_.empty()) apply_oldest();
   }
@@ -322,6 +359,7 @@ class Driver {
   Scheduler& scheduler_;
   Model& model_;
   const World& world_;
+  Follower follower_;
   double now_ = 0;
   std::vector<std::pair<StepPlan, Model::Sampled>> waiting_;
 };
@@ -348,6 +386,8 @@ void run_stream() {
     driver.step();
   }
   driver.drain();
+  if (*rc::gen::inRange(0, 4) == 0) scheduler.forget_prefixes();
+  driver.check_events();
   RC_ASSERT(scheduler.stats().free_blocks == scheduler.stats().total_blocks);
   check(scheduler);
 }

@@ -143,7 +143,12 @@ def test_the_models_sampling_defaults_are_those_of_requests(tmp_path):
 
 
 def test_a_context_that_does_not_fit():
-    assert_one_clear_line(run("serve", TINY, "--kv-cache-memory-bytes", 4096), "KV cache")
+    for command in ("serve", "inspect"):
+        for size in (1, 4096):
+            assert_one_clear_line(run(command, TINY, "--kv-cache-memory-bytes", size), "kv_cache_memory_bytes", f" {size} bytes")
+    flags = ("--kv-cache-memory-bytes", 100_000, "--max-model-len", 512)
+    assert_one_clear_line(run("serve", TINY, *flags), "kv_cache_memory_bytes", "longest that would fit has 160 tokens")
+    assert_one_clear_line(run("serve", TINY, "--kv-cache-memory-bytes", 2**63 - 1), "kv_cache_memory_bytes")
 
 
 def test_a_chat_template_that_is_no_file_to_read(tmp_path):

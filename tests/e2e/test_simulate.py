@@ -86,7 +86,7 @@ def test_errors_are_one_line(files, tmp_path):
     assert_one_clear_line(run("simulate", layers), "--trace")
     assert_one_clear_line(run("simulate", tmp_path / "none.json", trace), "none.json")
     assert_one_clear_line(run("simulate", layers, trace, "--sweep", 0), "--sweep")
-    assert_one_clear_line(run("simulate", layers, trace, "--sweep", 1000), "KV cache")
+    assert_one_clear_line(run("simulate", layers, trace, "--sweep", 1000), "kv_cache_memory_bytes")
     for flag in ("--prefill-speed", "--decode-speed"):
         for value in ("0", "-1", "nan", "-nan", "inf", "1e10", "1e999", "fast", "1 ", ""):
             assert_one_clear_line(run("simulate", layers, trace, flag, value), flag)

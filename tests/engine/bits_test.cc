@@ -283,7 +283,7 @@ std::vector<float> logits_over_tables(bool mutate) {
   return logits;
 }
 
-TEST(Mutation, GroupZerosTableForEveryLayerChangesTheAnswer) {
+TEST(CacheFaults, OneTableForAllLayersChangesTheAnswer) {
   const auto right = logits_over_tables(false);
   EXPECT_EQ(right, logits_over_tables(false));
   EXPECT_NE(right, logits_over_tables(true));

@@ -202,6 +202,14 @@ MUTANTS = (
         CACHE,
     ),
     Mutant(
+        "ring-of-one-pool",
+        "a ring has room for one pool alone, whatever is drafted",
+        "src/cache/spec.cc",
+        "return pooled * static_cast<int64_t>(std::bit_ceil(pools));",
+        "return pools > 0 ? pooled : 0;",
+        CACHE,
+    ),
+    Mutant(
         "compressed-first-token",
         "the first token of a state writes it, not the last",
         "src/cache/slot_mapping.cc",
@@ -231,6 +239,14 @@ MUTANTS = (
         "src/sched/scheduler.cc",
         "    waiting_.push_front(&request);",
         "    waiting_.push_back(&request);",
+        CACHE,
+    ),
+    Mutant(
+        "removals-not-told",
+        "followers of the events are not told what is no longer findable",
+        "src/cache/coordinator_publish.cc",
+        "void Coordinator::discard(BlockId block) {\n  tell_removed(block);\n",
+        "void Coordinator::discard(BlockId block) {\n",
         CACHE,
     ),
     Mutant(
