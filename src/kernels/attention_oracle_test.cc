@@ -22,12 +22,16 @@ struct Softmax {
   float m = kNothing;
   float l = 0;
   std::vector<float> o;
+  bool nan = false;  // a score is
 };
 
 void merge(Softmax& to, const Softmax& more) {
+  to.nan |= more.nan;
   if (more.m == kNothing) return;
   if (to.m == kNothing) {
+    const bool nan = to.nan;
     to = more;
+    to.nan = nan;
     return;
   }
   const float top = std::max(to.m, more.m), a = exp2(to.m - top), b = exp2(more.m - top);
@@ -81,6 +85,7 @@ class Row {
       score *= options_.scale;
       if (options_.soft_cap > 0) score = options_.soft_cap * tanh(score / options_.soft_cap);
       s[at(t - begin)] = score * kLog2e;
+      result.nan |= std::isnan(score);
       result.m = std::max(result.m, s[at(t - begin)]);
     }
     float lanes[16] = {};
@@ -146,6 +151,7 @@ std::vector<float> attention_oracle(const AttentionShape& shape, const DenseToke
   if (options.sinks != nullptr) {
     merge(total, {options.sinks[q_head] * kLog2e, 1, std::vector<float>(static_cast<size_t>(shape.head_dim))});
   }
+  if (total.nan) total = {.l = 1, .o = std::vector<float>(static_cast<size_t>(shape.head_dim), std::nanf(""))};
   const float inverse = 1.0F / total.l;
   for (float& x : total.o) x *= inverse;
   return total.o;

@@ -12,6 +12,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/attention_oracle.h"
+#include "kernels/gemm_oracle.h"
 #include "kernels/test_tables.h"
 
 namespace quire::kernels {
@@ -123,7 +124,7 @@ class AttentionWorld {
     const auto width = static_cast<size_t>(shape_.q_heads * shape_.head_dim);
     std::string bad;
     for (size_t row = 0; row < static_cast<size_t>(rows_); row++)
-      if (std::memcmp(&want[row * stride()], &got[row * stride()], width * sizeof(float)) != 0)
+      if (oracle::first_difference(&want[row * stride()], &got[row * stride()], width) != -1)
         bad += " " + std::to_string(row);
     return bad.empty() ? bad : "rows differ:" + bad;
   }

@@ -44,7 +44,7 @@ TEST(Math, Exp2IsAccurate) {
   EXPECT_EQ(exp2(-126), std::ldexp(1.0F, -126));
   EXPECT_EQ(exp2(std::nextafter(-126.0F, -200.0F)), 0);
   EXPECT_EQ(exp2(-kInf), 0);
-  EXPECT_EQ(exp2(kNan), 0);
+  EXPECT_TRUE(std::isnan(exp2(kNan)));
   EXPECT_EQ(exp2(127), std::ldexp(1.0F, 127));
   EXPECT_LT(exp2(std::nextafter(128.0F, 0.0F)), kInf);
   EXPECT_EQ(exp2(128), kInf);

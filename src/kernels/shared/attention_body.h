@@ -185,6 +185,18 @@ inline Lanes masked_scores(const ChunkArgs& a, const QueryRow& row, int base, La
   return masked(row, base, mul(x, Lanes::set(kLog2e)), -kInfinity);
 }
 
+// Whether one of the masked scores is NaN.
+inline bool any_nan(const ChunkArgs& a, const float* s) {
+  Lanes count = Lanes::set(0);
+  for (int i = 0; i < a.runs->count; i++) {
+    const Lanes x = Lanes::load(s + a.runs->run[i].index * kKeyRun);
+    count = add(count, select(greater_equal(x, x), Lanes::set(0), Lanes::set(1)));
+  }
+  return tree_sum(count) > 0;
+}
+
+// A NaN among the scores makes l and all of p * V NaN; the maximum is that of the others, so that it cannot depend on
+// how many masked keys follow.
 template <class T>
 inline SoftmaxState softmax(const ChunkArgs& a, const QueryRow& row, float* s, typename T::Element* p) {
   Lanes peak = Lanes::set(-kInfinity);
@@ -194,9 +206,10 @@ inline SoftmaxState softmax(const ChunkArgs& a, const QueryRow& row, float* s, t
     if constexpr (T::kScaled) x = mul(x, Lanes::load(a.runs->run[i].k_scales));
     x = masked_scores(a, row, base, x);
     x.store(s + base);
-    peak = max(peak, x);
+    peak = max(x, peak);
   }
-  const float m = max_of(peak);
+  float m = max_of(peak);
+  if (m == -kInfinity && any_nan(a, s)) m = 0;  // -inf would say that there is nothing here
   Lanes sum = Lanes::set(0);
   for (int i = 0; i < a.runs->count; i++) {
     const int base = a.runs->run[i].index * kKeyRun;
@@ -286,7 +299,8 @@ void all_values(const ChunkArgs& a, int row, const typename T::Element (*p)[kSof
   }
 }
 
-// V of a run that the rows see only in part, with unseen tokens zeroed, because 0 x NaN would not be.
+// V of a run that the rows see only in part, with unseen tokens zeroed: free places may hold anything, and 0 x NaN is
+// not 0.
 template <class T>
 void copy_visible(const ChunkArgs& a, KeyRun& run, typename T::Word* copy) {
   using Word = typename T::Word;
@@ -316,6 +330,20 @@ void copy_visible(const ChunkArgs& a, KeyRun& run, typename T::Word* copy) {
   run.v_place = 0;
   run.v_block_stride = kValueBlock * kRows * sizeof(Word);
 }
+
+// Where V of [a.lo, a.hi) lies: in the cache, but for copies of runs at the ends that are seen only in part.
+template <class T>
+struct VisibleValues {
+  KeyRun run[kChunkRuns];
+  alignas(64) typename T::Word copy[2][kMaxHeadDim * kKeyRun / T::kPerWord];
+
+  void find(const ChunkArgs& a) {
+    const int count = a.runs->count;
+    __builtin_memcpy(run, a.runs->run, static_cast<size_t>(count) * sizeof(KeyRun));
+    if (a.lo % kKeyRun != 0) copy_visible<T>(a, run[0], copy[0]);
+    if (a.hi % kKeyRun != 0 && (count > 1 || a.lo % kKeyRun == 0)) copy_visible<T>(a, run[count - 1], copy[1]);
+  }
+};
 
 // ---------------------------------------------------------------- chunk
 
@@ -350,24 +378,51 @@ void chunk_tile(const ChunkArgs& a, int row, int rows, const KeyRun* value_runs,
     if (rows == 6) return chunk_rows<T, 6, Ahead>(a, row, value_runs, s, p);
 }
 
+// Values that this row does not see, but another of the tile does, met a weight of zero: no more than that happened,
+// unless one was not finite. Then there is a NaN.
+inline bool met_foreign_nan(const ChunkArgs& a, int r) {
+  const QueryRow& row = a.row[r];
+  if (row.lo >= row.hi || (row.lo == a.lo && row.hi == a.hi)) return false;
+  for (int d = 0; d < a.head_dim; d += Lanes::kCount) {
+    const Lanes o = Lanes::load(a.o + r * kMaxHeadDim + d);
+    if (bits_of(greater_equal(o, o)) != 0xffffU) return true;
+  }
+  return false;
+}
+
+// The row's values once more, over the keys that it sees alone.
+template <class T>
+__attribute__((noinline)) void own_values(const ChunkArgs& a, int r, const typename T::Element (*p)[kSoftmaxChunk],
+                                          VisibleValues<T>& v) {
+  const QueryRow& row = a.row[r];
+  const int first = row.lo / kKeyRun - a.lo / kKeyRun;
+  KeyRuns runs = {.count = (row.hi - 1) / kKeyRun - row.lo / kKeyRun + 1, .k_stride = a.runs->k_stride, .run = {}};
+  __builtin_memcpy(runs.run, a.runs->run + first, static_cast<size_t>(runs.count) * sizeof(KeyRun));
+  ChunkArgs own = a;
+  own.lo = row.lo;
+  own.hi = row.hi;
+  own.runs = &runs;
+  v.find(own);
+  all_values<T, 1, false>(own, r, p, v.run);
+}
+
 template <class T>
 void chunk(const ChunkArgs& a) {
   alignas(64) float s[kAttentionTileRows][kSoftmaxChunk];
   alignas(64) typename T::Element p[kAttentionTileRows][kSoftmaxChunk];
-  alignas(64) typename T::Word copy[2][kMaxHeadDim * kKeyRun / T::kPerWord];
-  KeyRun value_runs[kChunkRuns];
-  const int count = a.runs->count;
-  __builtin_memcpy(value_runs, a.runs->run, static_cast<size_t>(count) * sizeof(KeyRun));
-  // Only the first and the last run can be partly visible.
-  if (a.lo % kKeyRun != 0) copy_visible<T>(a, value_runs[0], copy[0]);
-  if (a.hi % kKeyRun != 0 && (count > 1 || a.lo % kKeyRun == 0)) copy_visible<T>(a, value_runs[count - 1], copy[1]);
+  VisibleValues<T> v;
+  v.find(a);
   for (int row = 0; row < a.rows; row += T::kRows) {
     const int rows = least(T::kRows, a.rows - row);
     if (a.next != nullptr && row == 0) {
-      chunk_tile<T, true>(a, row, rows, value_runs, s, p);
+      chunk_tile<T, true>(a, row, rows, v.run, s, p);
     } else {
-      chunk_tile<T, false>(a, row, rows, value_runs, s, p);
+      chunk_tile<T, false>(a, row, rows, v.run, s, p);
     }
+  }
+  if constexpr (!T::kScaled) {  // int8 is always finite
+    for (int r = 0; r < a.rows; r++)
+      if (met_foreign_nan(a, r)) own_values<T>(a, r, p, v);
   }
 }
 

@@ -32,11 +32,11 @@ inline V scaled_exp2(I n, V f) {
   return from_bits(add(bits_of(p), shift_left<23>(n)));
 }
 
-// x <= 128. Softmax needs no more.
+// x <= 128, or NaN, which stays NaN. Softmax needs no more.
 template <class V>
 inline V exp2_bounded(V x) {
   const auto n = to_ints(x);
-  return select(greater_equal(x, V::set(-126)), scaled_exp2(n, sub(x, to_floats(n))), V::set(0));
+  return select(greater(V::set(-126), x), V::set(0), scaled_exp2(n, sub(x, to_floats(n))));
 }
 
 template <class V>
