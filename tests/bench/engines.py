@@ -106,10 +106,8 @@ def running(command, port):
 
 
 class Quire:
-    name = "Quire"
-
-    def __init__(self, binary, threads):
-        self._binary, self._threads = binary, threads
+    def __init__(self, binary, threads, name="Quire", flags=("--max-model-len", 8192)):
+        self._binary, self._threads, self.name, self._flags = binary, threads, name, flags
 
     def bench(self, model):
         """{measure: tokens a second} of one run."""
@@ -120,7 +118,7 @@ class Quire:
     def serve(self, model, slots):
         port = free_port()
         command = [self._binary, "serve", model, "--host", "127.0.0.1", "--port", port, "--served-model-name", "m"]
-        return running([*command, "--threads", self._threads, "--max-model-len", 8192], port)
+        return running([*command, "--threads", self._threads, *self._flags], port)
 
     def tokenize(self, model, text):
         with self.serve(model, 1) as server:

@@ -18,6 +18,7 @@ class Stream:
     asked: float
     events: list = field(default_factory=list)
     completion_tokens: int | None = None
+    token_ids: list = field(default_factory=list)  # of the answer, where asked for
 
     @property
     def time_to_first(self):
@@ -30,8 +31,9 @@ def random_ids(seed, count):
     return [source.randrange(1000, 40000) for _ in range(count)]
 
 
-def stream(port, prompt, max_tokens, on_event=None, stop=None):
-    """Asks for exactly `max_tokens` greedy tokens and reads events until the end, or until `stop` (an Event) is set."""
+def stream(port, prompt, max_tokens, on_event=None, stop=None, **fields):
+    """Asks for exactly `max_tokens` greedy tokens and reads events until the end, or until `stop` (an Event) is set.
+    `fields` are further ones of the request."""
     body = {
         "model": "m",
         "prompt": prompt,
@@ -40,6 +42,7 @@ def stream(port, prompt, max_tokens, on_event=None, stop=None):
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **fields,
     }
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     result = Stream(time.monotonic())
@@ -58,6 +61,8 @@ def stream(port, prompt, max_tokens, on_event=None, stop=None):
             event = json.loads(line[len(b"data: ") :])
             if event.get("usage"):
                 result.completion_tokens = event["usage"]["completion_tokens"]
+            for choice in event.get("choices", ()):
+                result.token_ids += choice.get("token_ids") or []
             # A last event may bring the reason of the end alone.
             if event.get("choices") and not (event["choices"][0].get("finish_reason") and not event["choices"][0]["text"]):
                 result.events.append(now)
@@ -80,6 +85,26 @@ def shared_prefix(port, seed, clients=4, requests=32, prefix=1500, suffix=64, ou
     if tokens != requests * out:
         raise RuntimeError(f"{tokens} tokens were generated instead of {requests * out}")
     return {"tokens_per_second": tokens / seconds, "times_to_first": [s.time_to_first for s in streams]}
+
+
+def chats(port, seed, clients, turns=3, document=3000, question=32, answer=64):
+    """Each client asks about a document of its own, all at once, and asks again when all are answered: output tokens a
+    second of the first answers and of the later ones."""
+    talks = [random_ids((seed << 16) + client, document) for client in range(clients)]
+    rates = []
+    for turn in range(turns):
+        for client, talk in enumerate(talks):
+            talk += random_ids((seed << 16) + clients * (turn + 1) + client, question)
+        begin = time.monotonic()
+        with ThreadPoolExecutor(clients) as pool:
+            replies = list(pool.map(lambda talk: stream(port, talk, answer, return_token_ids=True), talks))
+        rates.append(time.monotonic() - begin)
+        for talk, reply in zip(talks, replies):
+            if len(reply.token_ids) != answer:
+                raise RuntimeError(f"{len(reply.token_ids)} tokens were generated instead of {answer}")
+            talk += reply.token_ids
+    tokens = clients * answer
+    return tokens / rates[0], (turns - 1) * tokens / sum(rates[1:])
 
 
 def long_prompt_beside(port, seed, decodes=4, prompt=6000, settled=20, tail=0.5):

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Measures Quire and llama.cpp in turn on this machine and prints the tables of docs/performance.md.
 
-usage: run.py [--rounds 5] [--models smollm2,gemma3] [--only offline,http,nll] [--text FILE] [--json FILE]
+usage: run.py [--rounds 5] [--models smollm2,gemma3] [--only offline,http,nll,hybrid] [--text FILE] [--json FILE]
 
 Every figure is the median over the rounds, with the smallest and the largest; the engines take turns within a round and
 change their order from round to round, so that what else the machine does hits both. llama.cpp is built by
 build_llama_cpp.sh; --llama-cpp DIR takes programs that are there already. The programs read warm files.
 """
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -81,6 +82,28 @@ def serving(engines, path, rounds):
     return results
 
 
+HYBRID_BYTES = 300_000_000  # five contexts of chats() in one group, all 16 in groups
+
+
+def hybrid(pair, path, rounds):
+    """Quire with and without KV cache groups in equal memory, both servers up and asked in turn: {measure: {name: [value]}}.
+    A single client's chats are short, so there are several in a round."""
+    results = {}
+    with contextlib.ExitStack() as stack:
+        servers = {engine.name: stack.enter_context(engine.serve(path, 16)) for engine in pair}
+        for server in servers.values():
+            load.stream(server.port, load.random_ids(1 << 20, 16), 8)
+        chats = [clients for _ in range(rounds) for clients in (1, 1, 1, 1, 1, 16)]
+        for index, clients in enumerate(chats):
+            for engine in in_turn(pair, index):
+                rates = load.chats(servers[engine.name].port, index + 1, clients)
+                who = f"{clients} clients" if clients > 1 else "one client"
+                for answers, rate in zip(("first", "later"), rates):
+                    results.setdefault(f"{who}: {answers} answers", {e.name: [] for e in pair})[engine.name].append(rate)
+                say(f"{who}, {engine.name}: first answers {rates[0]:.1f}, later ones {rates[1]:.1f} tokens/s")
+    return results
+
+
 def likelihood(engines, models, text_file):
     """{model: {engine: mean negative log-likelihood}} of the golden text over several lengths of context (one alone is a
     thousand tokens, and its mean moves by more than the engines differ), or of a longer text in contexts of 512."""
@@ -105,8 +128,7 @@ def cell(values):
     return f"{middle:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
-def table(rows, engines):
-    names = [e.name for e in engines]
+def table(rows, names):
     ratio = len(names) == 2
     lines = ["| | " + " | ".join(names) + (" | ratio" if ratio else "") + " |", "|---|" + "---|" * (len(names) + ratio)]
     for title, values in rows.items():
@@ -124,11 +146,15 @@ def machine():
 
 
 def report(results, engines, options, about):
+    names = [e.name for e in engines]
     parts = [f"{about}; {options.threads} threads, {options.rounds} rounds: median (smallest-largest)."]
     for model, rows in results.get("offline", {}).items():
-        parts.append(f"\n{TITLES[model]}, tokens/s:\n\n{table(rows, engines)}")
+        parts.append(f"\n{TITLES[model]}, tokens/s:\n\n{table(rows, names)}")
     for model, rows in results.get("http", {}).items():
-        parts.append(f"\n{TITLES[model]}, through HTTP:\n\n{table(rows, engines)}")
+        parts.append(f"\n{TITLES[model]}, through HTTP:\n\n{table(rows, names)}")
+    for model, rows in results.get("hybrid", {}).items():
+        pair = list(next(iter(rows.values())))
+        parts.append(f"\n{TITLES[model]}, {HYBRID_BYTES} bytes of KV cache, output tokens/s:\n\n{table(rows, pair)}")
     if results.get("nll"):
         rows = {TITLES[m]: {name: [value] for name, value in v.items()} for m, v in results["nll"].items()}
         lines = ["| | " + " | ".join(e.name for e in engines) + " |", "|---|" + "---|" * len(engines)]
@@ -172,6 +198,13 @@ def main():
         results["nll"] = likelihood(engines, models, options.text)
     if "http" in parts:
         results["http"] = {name: serving(engines, path, options.rounds) for name, path in models.items()}
+    if "hybrid" in parts:
+        flags = ("--max-model-len", 4096, "--kv-cache-memory-bytes", HYBRID_BYTES)
+        pair = [
+            Quire(options.quire, options.threads, "groups", flags),
+            Quire(options.quire, options.threads, "one group", (*flags, "--disable-hybrid-kv-cache-manager")),
+        ]
+        results["hybrid"] = {name: hybrid(pair, path, options.rounds) for name, path in models.items()}
     if options.json:
         Path(options.json).write_text(json.dumps({"about": about, **results}, indent=1))
     print(report(results, engines, options, about))
