@@ -349,8 +349,11 @@ def asan(runner):
 
 
 def tsan(runner):
-    runner.build("tsan", TSAN_TESTS)
+    runner.build("tsan", (*TSAN_TESTS, "hybrid_test"))
     runner.cpp("c++ under tsan", "tsan", TSAN_TESTS, SANITIZER_ENV)
+    # The whole of it is long; this model has every kind of layer.
+    filtered = {**SANITIZER_ENV, "GTEST_FILTER": "*EveryConfiguration*/EveryKind"}
+    runner.cpp("every kind of layer under tsan", "tsan", ("hybrid_test",), filtered)
 
 
 MODES = {"release": release, "asan": asan, "tsan": tsan}

@@ -7,14 +7,10 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/overloaded.h"
 
 namespace quire::cache {
 namespace {
-
-template <class... Fs>
-struct Overloaded : Fs... {
-  using Fs::operator()...;
-};
 
 template <class... Fs>
 auto visit_retention(const CacheSpec& spec, Fs... cases) {

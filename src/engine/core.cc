@@ -46,7 +46,7 @@ Result<std::unique_ptr<Core>> Core::create(std::unique_ptr<LoadedModel> model, c
   if (options.priority_scheduling) config.policy = sched::Policy::kPriority;
   auto scheduler = sched::Scheduler::create(config, std::move(cache));
   if (!scheduler) return std::unexpected(scheduler.error());
-  auto tables = exec::RequestTables::make(plan.groups, options.max_num_seqs);
+  auto tables = exec::RequestTables::make(plan, options.max_num_seqs);
   if (!tables) return std::unexpected(tables.error());
   return std::unique_ptr<Core>(new Core(std::move(model), options, std::move(*scheduler), std::move(*tables)));
 }

@@ -29,6 +29,15 @@ std::string numerics_of(const model::GatedDeltaSpec& g) {
   return fmt::format("gated delta {} {} {} {}", g.shape.heads, g.shape.key_dim, g.shape.value_dim, g.shape.conv_width);
 }
 
+std::string numerics_of(const model::LatentSpec& l) {
+  std::string text = fmt::format("latent {} {} {} {} {} {} {} {}", l.shape.heads, l.shape.nope_dim, l.shape.rope_dim,
+                                 l.shape.value_dim, l.shape.rank, l.query_rank, l.scale, l.rope);
+  if (const auto& i = l.indexer)
+    text += fmt::format(" pooled {} {} {} {} {}", i->shape.pool, i->shape.heads, i->shape.dim, i->shape.top_k,
+                        i->norm_epsilon);
+  return text;
+}
+
 // What the configuration contributes to the bits of an answer; the tensors' names and shapes are in their digest.
 std::string numerics_of(const model::ModelSpec& spec) {
   std::string text = fmt::format("{} eps {} scaled {}\n", spec.architecture, spec.norm_epsilon, spec.scale_embeddings);

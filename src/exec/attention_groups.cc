@@ -105,12 +105,15 @@ Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, cons
     }
     result.groups_.push_back({outline.cache_group, outline.shape, outline.kernel_view, std::move(*table), {}});
   }
-  for (const auto& layer : spec.layers) {
-    if (std::holds_alternative<model::AttentionSpec>(layer.mixer)) continue;
-    const std::string& name = model::name_of(layer.mixer);
-    const cache::LayerPlace& place = place_of(name, plan, layers);
-    result.states_.emplace(name, StateCache{place.group, storage.base() + place.offset,
-                                            static_cast<size_t>(place.strides.block), place.spec.block_size});
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (result.layers_.contains(layers[l].name)) continue;
+    const cache::LayerPlace& place = plan.layers[l];
+    RowCache rows{place.group, {}, place.spec.dtype, place.spec.block_size};
+    rows.view = {.base = storage.base() + place.offset,
+                 .block_stride = static_cast<size_t>(place.strides.block),
+                 .row_stride = static_cast<size_t>(place.strides.state),
+                 .rows_per_block = cache::states_per_block(place.spec)};
+    result.rows_.emplace(layers[l].name, rows);
   }
   return result;
 }
@@ -141,9 +144,9 @@ const LayerCache& AttentionGroups::layer(std::string_view name) const {
   return it->second;
 }
 
-const StateCache& AttentionGroups::states(std::string_view name) const {
-  const auto it = states_.find(name);
-  QUIRE_CHECK(it != states_.end());
+const RowCache& AttentionGroups::rows(std::string_view name) const {
+  const auto it = rows_.find(name);
+  QUIRE_CHECK(it != rows_.end());
   return it->second;
 }
 

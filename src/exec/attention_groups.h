@@ -14,12 +14,14 @@
 #include <string_view>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/ids.h"
 #include "cache/kernel_blocks.h"
 #include "cache/planner.h"
 #include "exec/kv_storage.h"
 #include "exec/step_batch.h"
 #include "kernels/attention.h"
+#include "kernels/row_view.h"
 #include "model/spec.h"
 #include "quire/engine.h"
 #include "quire/error.h"
@@ -39,16 +41,13 @@ struct LayerCache {
   kernels::KvView view;
 };
 
-// Where a layer's states lie: that of block b at base + b * block_stride.
-struct StateCache {
+// What plain code reads, in manager blocks, without an attention group: latent rows, pooled keys, rings, and the states
+// of recurrent layers, which are the only row of their block.
+struct RowCache {
   GroupId cache_group;
-  std::byte* base = nullptr;
-  size_t block_stride = 0;
+  kernels::RowView view;
+  DType dtype = DType::kF32;  // of the numbers in a row
   int64_t block_tokens = 0;
-
-  float* state(int32_t block) const {
-    return reinterpret_cast<float*>(base + static_cast<size_t>(block) * block_stride);
-  }
 };
 
 // What an attention group is by the plan alone, without memory.
@@ -82,14 +81,14 @@ class AttentionGroups {
   void prepare(const StepBatch& batch, int workers);
 
   const LayerCache& layer(std::string_view name) const;
-  const StateCache& states(std::string_view name) const;
+  const RowCache& rows(std::string_view name) const;
   const AttentionGroup& group(const LayerCache& layer) const { return groups_[static_cast<size_t>(layer.group)]; }
   std::span<const AttentionGroup> groups() const { return groups_; }
 
  private:
   std::vector<AttentionGroup> groups_;
   std::map<std::string, LayerCache, std::less<>> layers_;
-  std::map<std::string, StateCache, std::less<>> states_;
+  std::map<std::string, RowCache, std::less<>> rows_;
   std::vector<kernels::AttentionSequence> sequences_;  // scratch of prepare()
   std::vector<int32_t> used_columns_;                  // scratch of prepare()
 };

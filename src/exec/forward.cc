@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/overloaded.h"
 #include "kernels/row_ops.h"
 
 namespace quire::exec {
@@ -18,20 +19,33 @@ float* floats(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.dat
 size_t bytes_of(int rows, int width) { return static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float); }
 
 struct Widths {
-  int wide = 0;      // q, k, v rows, or gate and up
-  int attended = 0;  // heads of q, or the hidden size
+  int wide = 0;      // what a mixer's matrices make
+  int attended = 0;  // what a mixer leaves, or the hidden size
+  int normed = 0;    // the hidden size, or narrow queries
   int input = 0;     // the widest input of a matrix
 };
 
+void widen(Widths& w, const model::AttentionSpec& a) {
+  w.wide = std::max(w.wide, a.qkv.rows());
+  w.attended = std::max(w.attended, a.q_heads * a.head_dim);
+}
+
+void widen(Widths& w, const model::GatedDeltaSpec& g) {
+  w.wide = std::max(w.wide, g.input.rows());
+  w.attended = std::max(w.attended, g.value_rows());
+}
+
+void widen(Widths& w, const model::LatentSpec& l) {
+  w.wide = std::max(w.wide, l.input.rows() + l.query.rows());
+  w.normed = std::max(w.normed, l.query_rank);
+  w.attended = std::max(w.attended, l.value_rows());
+}
+
 Widths widths_of(const model::ModelSpec& spec) {
-  Widths w{0, spec.hidden_size, spec.hidden_size};
+  Widths w{0, spec.hidden_size, spec.hidden_size, 0};
   for (const auto& layer : spec.layers) {
-    const auto* a = std::get_if<model::AttentionSpec>(&layer.mixer);
-    const auto* g = std::get_if<model::GatedDeltaSpec>(&layer.mixer);
-    const int mixed = a != nullptr ? a->q_heads * a->head_dim : g->value_rows();
-    w.wide = std::max({w.wide, a != nullptr ? a->qkv.rows() : g->input.rows()});
-    w.attended = std::max(w.attended, mixed);
-    w.input = std::max({w.input, mixed, layer.mlp.size});
+    std::visit([&](const auto& mixer) { widen(w, mixer); }, layer.mixer);
+    w.input = std::max({w.input, w.attended, w.normed, layer.mlp.size});
   }
   return w;
 }
@@ -66,7 +80,7 @@ Result<Forward> Forward::make(const model::Model& model, const kernels::KernelTa
   const std::pair<Buffer*, size_t> buffers[] = {{&f.hidden_, bytes_of(max_rows, spec.hidden_size)},
                                                 {&f.wide_, wide},
                                                 {&f.attended_, bytes_of(max_rows, widths.attended)},
-                                                {&f.normed_, bytes_of(max_rows, spec.hidden_size)},
+                                                {&f.normed_, bytes_of(max_rows, widths.normed)},
                                                 {&f.logits_, static_cast<size_t>(f.logits_rows_) * row}};
   for (const auto& [buffer, size] : buffers) {
     auto memory = allocator.allocate(size);
@@ -185,17 +199,24 @@ void Forward::mix(const StepBatch& batch, const AttentionGroups& caches, size_t 
   const model::LayerSpec& spec = model_->spec.layers[layer];
   const model::LayerWeights& weights = model_->layers[layer];
   const model::Linear* output = nullptr;
-  if (const auto* a = std::get_if<model::AttentionSpec>(&spec.mixer)) {
-    const auto& w = std::get<model::AttentionWeights>(weights.mixer);
-    normed_activations(weights.attention_norm, w.qkv, 0, batch.rows());
-    attention(batch, caches, *a, w);
+  const auto run = [&](const auto& mixer, const auto& w, const model::Linear& input, auto compute) {
+    normed_activations(weights.attention_norm, input, 0, batch.rows());
+    (this->*compute)(batch, caches, mixer, w);
     output = &w.output;
-  } else {
-    const auto& w = std::get<model::GatedDeltaWeights>(weights.mixer);
-    normed_activations(weights.attention_norm, w.input, 0, batch.rows());
-    gated_delta(batch, caches, std::get<model::GatedDeltaSpec>(spec.mixer), w);
-    output = &w.output;
-  }
+  };
+  std::visit(Overloaded{[&](const model::AttentionSpec& a) {
+                          const auto& w = std::get<model::AttentionWeights>(weights.mixer);
+                          run(a, w, w.qkv, &Forward::attention);
+                        },
+                        [&](const model::GatedDeltaSpec& g) {
+                          const auto& w = std::get<model::GatedDeltaWeights>(weights.mixer);
+                          run(g, w, w.input, &Forward::gated_delta);
+                        },
+                        [&](const model::LatentSpec& l) {
+                          const auto& w = std::get<model::LatentWeights>(weights.mixer);
+                          run(l, w, w.input, &Forward::latent);
+                        }},
+             spec.mixer);
   add_residual(*output, weights.attention_post_norm, 0, batch.rows());
 }
 
@@ -218,9 +239,15 @@ void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, c
       .q = floats(wide_), .out = floats(attended_), .q_stride = stride, .out_stride = q_width, .scale = spec.scale};
   kernels::attend(*kernels_, group.plan, cache.view, rows, workspace_, *pool_);
 
-  activations_.reshape(kind_of(weights.output), batch.rows(), static_cast<int>(q_width));
-  pool_->split(batch.rows(),
-               [&](int begin, int end) { activations_.set_rows(*kernels_, floats(attended_), q_width, begin, end); });
+  attended_activations(weights.output, batch.rows());
+}
+
+// The rows of attended_ become the activations of a mixer's output matrix.
+void Forward::attended_activations(const model::Linear& output, int rows) {
+  const auto width = static_cast<size_t>(output.cols);
+  activations_.reshape(kind_of(output), rows, output.cols);
+  pool_->split(rows,
+               [&](int begin, int end) { activations_.set_rows(*kernels_, floats(attended_), width, begin, end); });
 }
 
 // A request's running state lies in the block of its last token; the step reads it there and leaves it in the block of
@@ -231,15 +258,16 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
   const auto width = static_cast<size_t>(spec.value_rows());
   apply(weights.input, floats(wide_), stride, nullptr);
 
-  const StateCache& cache = caches.states(spec.name);
+  const RowCache& cache = caches.rows(spec.name);
+  const auto state = [&](int32_t block) { return reinterpret_cast<float*>(cache.view.row(block, 0)); };
   const GroupTables& tables = batch.groups[static_cast<size_t>(cache.cache_group.value)];
   states_.clear();
   for (size_t s = 0; s < batch.sequences.size(); ++s) {
     const BatchSequence& sequence = batch.sequences[s];
     const int32_t* blocks = tables.blocks.data() + s * static_cast<size_t>(tables.width);
     const int64_t first = sequence.first_position, last = first + sequence.num_rows - 1;
-    states_.push_back({.from = first == 0 ? nullptr : cache.state(blocks[(first - 1) / cache.block_tokens]),
-                       .to = cache.state(blocks[last / cache.block_tokens]),
+    states_.push_back({.from = first == 0 ? nullptr : state(blocks[(first - 1) / cache.block_tokens]),
+                       .to = state(blocks[last / cache.block_tokens]),
                        .first_row = sequence.first_row,
                        .num_rows = sequence.num_rows});
   }
@@ -267,6 +295,108 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
       activations_.set_row(*kernels_, y, r);
     }
   });
+}
+
+// wide_ holds the rows of the input matrix, then those of the queries.
+void Forward::latent_queries(const StepBatch& batch, const model::LatentSpec& spec,
+                             const model::LatentWeights& weights) {
+  const auto stride = static_cast<size_t>(spec.input.rows()), narrow = static_cast<size_t>(spec.query_rank);
+  const float epsilon = model_->spec.norm_epsilon;
+  const kernels::RopeTable* rope = spec.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(spec.rope)];
+  apply(weights.input, floats(wide_), stride, nullptr);
+  activations_.reshape(kind_of(weights.query), batch.rows(), spec.query_rank);
+  pool_->split(batch.rows(), [&](int begin, int end) {
+    for (int r = begin; r < end; ++r) {
+      float* row = floats(wide_) + static_cast<size_t>(r) * stride;
+      float* query = floats(normed_) + static_cast<size_t>(r) * narrow;
+      kernels_->rows->rms_norm({row, narrow, weights.query_norm.data(), epsilon, 1, spec.query_rank, query, narrow});
+      activations_.set_row(*kernels_, query, r);
+      float* latent = row + narrow;
+      const int rank = spec.shape.rank;
+      kernels_->rows->rms_norm({latent, stride, weights.latent_norm.data(), epsilon, 1, rank, latent, stride});
+      if (rope != nullptr)
+        kernels::apply_rope(*kernels_, *rope, batch.positions[static_cast<size_t>(r)], latent + rank, 1, stride);
+    }
+  });
+  float* queries = floats(wide_) + static_cast<size_t>(batch.rows()) * stride;
+  const auto query_stride = static_cast<size_t>(spec.query.rows());
+  apply(weights.query, queries, query_stride, nullptr);
+  if (rope == nullptr) return;
+  const auto head = static_cast<size_t>(spec.shape.query_dim());
+  pool_->split(batch.rows(), [&](int begin, int end) {
+    for (int r = begin; r < end; ++r) {
+      float* first = queries + static_cast<size_t>(r) * query_stride + spec.shape.nope_dim;
+      kernels::apply_rope(*kernels_, *rope, batch.positions[static_cast<size_t>(r)], first, spec.shape.heads, head);
+    }
+  });
+}
+
+void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, const model::LatentSpec& spec,
+                     const model::LatentWeights& weights) {
+  latent_queries(batch, spec, weights);
+  const auto stride = static_cast<size_t>(spec.input.rows());
+  const RowCache& cache = caches.rows(spec.name);
+  kernels::LatentShape shape = spec.shape;
+  shape.dtype = cache.dtype;
+  const GroupTables& tables = batch.groups[static_cast<size_t>(cache.cache_group.value)];
+  kernels::write_latents(shape, cache.view, tables.slots, floats(wide_) + spec.query_rank, stride, *pool_);
+  const kernels::TokenSelection* selected = spec.indexer ? select(batch, caches, spec, *weights.indexer) : nullptr;
+  kernels::attend_latents({.shape = shape,
+                           .cache = cache.view,
+                           .expansion = weights.expansion.data(),
+                           .scale = spec.scale,
+                           .q = floats(wide_) + static_cast<size_t>(batch.rows()) * stride,
+                           .q_stride = static_cast<size_t>(spec.query.rows()),
+                           .out = floats(attended_),
+                           .out_stride = static_cast<size_t>(spec.value_rows()),
+                           .selected = selected},
+                          sequences_of(batch, cache), *pool_);
+  attended_activations(weights.output, batch.rows());
+}
+
+const kernels::TokenSelection* Forward::select(const StepBatch& batch, const AttentionGroups& caches,
+                                               const model::LatentSpec& spec,
+                                               const model::PooledIndexWeights& weights) {
+  const model::PooledIndexSpec& index = *spec.indexer;
+  const RowCache &keys = caches.rows(index.keys_name), &ring = caches.rows(index.ring_name);
+  const auto tables = [&](const RowCache& cache) -> const GroupTables& {
+    return batch.groups[static_cast<size_t>(cache.cache_group.value)];
+  };
+  const auto stride = static_cast<size_t>(spec.input.rows());
+  const float* key = floats(wide_) + spec.query_rank + spec.shape.row_dim();
+  kernels::PooledIndexArgs args = {.shape = index.shape,
+                                   .norm_weight = weights.norm_weight.data(),
+                                   .norm_bias = weights.norm_bias.data(),
+                                   .norm_epsilon = index.norm_epsilon,
+                                   .position_bias = weights.position_bias.data(),
+                                   .key = key,
+                                   .gate = key + index.shape.dim,
+                                   .weight = key + 2 * index.shape.dim,
+                                   .stride = stride,
+                                   .q = floats(wide_) + static_cast<size_t>(batch.rows()) * stride + spec.query_rows(),
+                                   .q_stride = static_cast<size_t>(spec.query.rows()),
+                                   .keys = keys.view,
+                                   .key_slots = tables(keys).slots_for(index.shape.pool),
+                                   .ring = ring.view,
+                                   .ring_slots = tables(ring).slots};
+  args.shape.dtype = keys.dtype;
+  const auto sequences = sequences_of(batch, keys);
+  kernels::pool_keys(args, sequences, *pool_);
+  kernels::select_tokens(args, sequences, *pool_, selection_);
+  return &selection_;
+}
+
+// The step's sequences with the manager blocks that the rows of `cache` lie in.
+std::span<const kernels::AttentionSequence> Forward::sequences_of(const StepBatch& batch, const RowCache& cache) {
+  const GroupTables& tables = batch.groups[static_cast<size_t>(cache.cache_group.value)];
+  const auto width = static_cast<size_t>(tables.width);
+  sequences_.clear();
+  for (size_t s = 0; s < batch.sequences.size(); ++s) {
+    const BatchSequence& sequence = batch.sequences[s];
+    sequences_.push_back(
+        {{tables.blocks.data() + s * width, width}, sequence.first_row, sequence.num_rows, sequence.first_position});
+  }
+  return sequences_;
 }
 
 void Forward::mlp(int rows, size_t layer) {

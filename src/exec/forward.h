@@ -19,6 +19,8 @@
 #include "kernels/gated_delta.h"
 #include "kernels/gemm.h"
 #include "kernels/kernels.h"
+#include "kernels/latent_attention.h"
+#include "kernels/pooled_index.h"
 #include "kernels/rope.h"
 #include "model/load.h"
 #include "quire/error.h"
@@ -53,9 +55,17 @@ class Forward {
                  const model::AttentionWeights& weights);
   void gated_delta(const StepBatch& batch, const AttentionGroups& caches, const model::GatedDeltaSpec& spec,
                    const model::GatedDeltaWeights& weights);
+  void latent(const StepBatch& batch, const AttentionGroups& caches, const model::LatentSpec& spec,
+              const model::LatentWeights& weights);
+  // Makes the queries of a latent layer, and what it and its indexer keep, ready in wide_.
+  void latent_queries(const StepBatch& batch, const model::LatentSpec& spec, const model::LatentWeights& weights);
+  const kernels::TokenSelection* select(const StepBatch& batch, const AttentionGroups& caches,
+                                        const model::LatentSpec& spec, const model::PooledIndexWeights& weights);
   void mlp(int rows, size_t layer);
   void head(const StepBatch& batch, const LogitsSink& sink);
 
+  void attended_activations(const model::Linear& output, int rows);
+  std::span<const kernels::AttentionSequence> sequences_of(const StepBatch& batch, const RowCache& cache);
   void rope_and_norm(const StepBatch& batch, const model::AttentionSpec& spec, const model::AttentionWeights& weights);
   void normed_activations(std::span<const float> norm, const model::Linear& next, int first_row, int rows);
   void add_residual(const model::Linear& linear, std::span<const float> post_norm, int first_row, int rows);
@@ -78,6 +88,8 @@ class Forward {
   kernels::Activations activations_;
   kernels::AttentionWorkspace workspace_;
   std::vector<kernels::GatedDeltaSequence> states_;  // of the step
+  std::vector<kernels::AttentionSequence> sequences_;
+  kernels::TokenSelection selection_;
 };
 
 }  // namespace quire::exec

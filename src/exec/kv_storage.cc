@@ -1,6 +1,8 @@
 #include "exec/kv_storage.h"
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "kernels/attention.h"
@@ -12,6 +14,9 @@ cache::KernelBlockSizes page_sizes(const model::AttentionSpec&) { return {.exact
 namespace {
 
 constexpr int64_t kLine = 64;  // kernels' tiles begin at multiples of it, and so must all that lies between them
+
+// int8 is for keys and values of heads; rows of other kinds are bf16 then.
+DType row_dtype(DType heads) { return heads == DType::kF32 ? DType::kF32 : DType::kBF16; }
 
 cache::CacheSpec cache_of(const model::AttentionSpec& attention, const CacheChoice& choice) {
   cache::CacheSpec cache;
@@ -40,19 +45,56 @@ cache::CacheSpec cache_of(const model::GatedDeltaSpec& layer, const CacheChoice&
   return cache;
 }
 
-bool keeps_own(const model::AttentionSpec& attention) { return attention.keeps_own(); }
-bool keeps_own(const model::GatedDeltaSpec&) { return true; }
+// Rows that plain code reads, one for `tokens_per_row` tokens. Blocks begin at lines whatever the number of rows.
+cache::CacheSpec rows_of(size_t bytes, int tokens_per_row, const CacheChoice& choice) {
+  cache::CacheSpec cache;
+  cache.storage = cache::Storage::kLatent;
+  cache.dtype = row_dtype(choice.dtype);
+  cache.block_size = choice.block_size;
+  cache.tokens_per_state = tokens_per_row;
+  const int64_t rows = choice.block_size / tokens_per_row;
+  cache.state_bytes = cache::round_up(static_cast<int64_t>(bytes), kLine / std::gcd(kLine, std::max<int64_t>(rows, 1)));
+  return cache;
+}
+
+// The tokens of the open pool: those of a step, which has no drafts, complete it in order.
+cache::CacheSpec ring_of(const kernels::PooledIndexShape& shape) {
+  cache::CacheSpec cache;
+  cache.retention = cache::CircularBuffer{};
+  cache.dtype = DType::kF32;
+  cache.block_size = shape.pool;
+  cache.state_bytes = cache::round_up(static_cast<int64_t>(kernels::open_pool_row_bytes(shape)), kLine);
+  cache.prefix_cacheable = false;
+  return cache;
+}
+
+using Layers = std::vector<cache::CacheLayer>;
+
+void append_layers(const model::AttentionSpec& attention, const CacheChoice& choice, Layers& layers) {
+  if (attention.keeps_own()) layers.push_back({attention.name, cache_of(attention, choice)});
+}
+
+void append_layers(const model::GatedDeltaSpec& layer, const CacheChoice& choice, Layers& layers) {
+  layers.push_back({layer.name, cache_of(layer, choice)});
+}
+
+void append_layers(const model::LatentSpec& layer, const CacheChoice& choice, Layers& layers) {
+  kernels::LatentShape shape = layer.shape;
+  shape.dtype = row_dtype(choice.dtype);
+  layers.push_back({layer.name, rows_of(kernels::latent_row_bytes(shape), 1, choice)});
+  if (!layer.indexer) return;
+  kernels::PooledIndexShape index = layer.indexer->shape;
+  index.dtype = shape.dtype;
+  layers.push_back({layer.indexer->keys_name, rows_of(kernels::pooled_key_bytes(index), index.pool, choice)});
+  layers.push_back({layer.indexer->ring_name, ring_of(index)});
+}
 
 }  // namespace
 
 std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, const CacheChoice& choice) {
-  std::vector<cache::CacheLayer> layers;
+  Layers layers;
   for (const auto& layer : spec.layers)
-    std::visit(
-        [&](const auto& mixer) {
-          if (keeps_own(mixer)) layers.push_back({mixer.name, cache_of(mixer, choice)});
-        },
-        layer.mixer);
+    std::visit([&](const auto& mixer) { append_layers(mixer, choice, layers); }, layer.mixer);
   return layers;
 }
 

@@ -27,9 +27,10 @@ struct CacheChoice {
   PageSizes pages = page_sizes;
 };
 
-// The cache layers of a model, in its order: K and V of every attention layer that keeps its own, and the states of the
-// others in fp32, with a checkpoint at every block for the prefix cache. Blocks that a kernel must split are aligned,
-// so that its pages tile them in every layout.
+// The cache layers of a model, in its order: K and V of every attention layer that keeps its own; the rows of latent
+// layers, and the pooled keys and rings of their indexers; the states of recurrent layers in fp32, with a checkpoint at
+// every block for the prefix cache. Blocks that a kernel must split are aligned, so that its pages tile them in every
+// layout.
 std::vector<cache::CacheLayer> cache_layers(const model::ModelSpec& spec, const CacheChoice& choice);
 
 class KvStorage {

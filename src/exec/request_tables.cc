@@ -1,17 +1,22 @@
 #include "exec/request_tables.h"
 
+#include <set>
 #include <utility>
 
 #include "base/check.h"
 
 namespace quire::exec {
 
-Result<RequestTables> RequestTables::make(std::span<const cache::CacheGroup> groups, int64_t max_num_seqs) {
+Result<RequestTables> RequestTables::make(const cache::CachePlan& plan, int64_t max_num_seqs) {
   RequestTables tables;
-  for (const auto& group : groups) {
+  for (const auto& group : plan.groups) {
     auto table = cache::BlockTable::create(max_num_seqs, group.table_columns);
     if (!table) return std::unexpected(table.error());
-    tables.groups_.push_back({std::move(*table), group.spec});
+    std::set<int64_t> compressed;
+    for (const LayerId layer : group.layers)
+      compressed.insert(plan.layers[static_cast<size_t>(layer.value)].spec.tokens_per_state);
+    compressed.erase(1);
+    tables.groups_.push_back({std::move(*table), group.spec, {compressed.begin(), compressed.end()}});
   }
   for (int64_t row = max_num_seqs; row-- > 0;) tables.free_rows_.push_back(static_cast<int32_t>(row));
   return tables;
@@ -50,6 +55,21 @@ void RequestTables::update(const sched::StepPlan& plan) {
   }
 }
 
+void RequestTables::map_tokens(const Group& group, const cache::StepTokens& step, GroupTables& out) {
+  out.slots.resize(step.positions.size());
+  if (cache::keeps<cache::CircularBuffer>(group.spec))
+    return cache::map_ring_slots(group.table, group.spec.block_size, step, out.slots);
+  cache::map_slots(group.table, cache::slot_rule(group.spec), {}, step, out.slots);
+  out.compressed.resize(group.tokens_per_row.size());
+  for (size_t i = 0; i < group.tokens_per_row.size(); ++i) {
+    const int64_t tokens = group.tokens_per_row[i];
+    out.compressed[i].tokens_per_row = tokens;
+    out.compressed[i].slots.resize(step.positions.size());
+    cache::map_compressed_slots(group.table, {tokens, group.spec.block_size / tokens}, {}, step, out.slots,
+                                out.compressed[i].slots);
+  }
+}
+
 void RequestTables::fill(const sched::StepPlan& plan, StepBatch& batch) {
   batch.groups.resize(groups_.size());
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -62,8 +82,7 @@ void RequestTables::fill(const sched::StepPlan& plan, StepBatch& batch) {
       skipped_.push_back(cache::skipped_tokens(group.spec, planned.num_computed));
     cache::gather_rows(group.table, {.rows = batch_rows_, .skipped = skipped_, .block_size = group.spec.block_size},
                        out.blocks);
-    out.slots.resize(batch.positions.size());
-    cache::map_slots(group.table, cache::slot_rule(group.spec), {}, {batch_rows_, starts_, batch.positions}, out.slots);
+    map_tokens(group, {batch_rows_, starts_, batch.positions}, out);
   }
 }
 

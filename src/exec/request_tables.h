@@ -22,7 +22,7 @@ namespace quire::exec {
 
 class RequestTables {
  public:
-  static Result<RequestTables> make(std::span<const cache::CacheGroup> groups, int64_t max_num_seqs);
+  static Result<RequestTables> make(const cache::CachePlan& plan, int64_t max_num_seqs);
 
   // Every plan must pass through here once, in order.
   void update(const sched::StepPlan& plan);
@@ -34,9 +34,12 @@ class RequestTables {
   struct Group {
     cache::BlockTable table;
     cache::CacheSpec spec;
+    std::vector<int64_t> tokens_per_row;  // of its compressed layers, each once
   };
 
   void drop(RequestId id);
+  // The slots of the step's tokens in one group.
+  static void map_tokens(const Group& group, const cache::StepTokens& step, GroupTables& out);
   int32_t row_of(RequestId id);
 
   std::vector<Group> groups_;

@@ -2,6 +2,7 @@
 // the block tables and slots that say where their keys and values lie. Values only, in manager blocks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -20,7 +21,19 @@ struct BatchSequence {
 struct GroupTables {
   int width = 0;                // columns
   std::vector<int32_t> blocks;  // [sequences][width]; null (0) below a window; beyond a request's blocks: anything
-  std::vector<int64_t> slots;   // one a row: block * block size + offset; -1: not written
+  // One a row: block * block size + offset; -1: not written. In a ring tokens of one step may share a slot.
+  std::vector<int64_t> slots;
+  // The same for layers that keep one row for several tokens: -1 but for the last of them.
+  struct Compressed {
+    int64_t tokens_per_row = 0;
+    std::vector<int64_t> slots;  // block * rows of a block + row
+  };
+  std::vector<Compressed> compressed;  // one for each tokens_per_row in the group
+
+  const std::vector<int64_t>& slots_for(int64_t tokens_per_row) const {
+    if (tokens_per_row == 1) return slots;
+    return std::ranges::find(compressed, tokens_per_row, &Compressed::tokens_per_row)->slots;
+  }
 };
 
 struct StepBatch {

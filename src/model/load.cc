@@ -13,6 +13,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/overloaded.h"
+
 namespace quire::model {
 namespace {
 
@@ -64,6 +66,19 @@ class Loader {
       return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; it must hold floats", name), name);
     out.resize(static_cast<size_t>((*tensor)->elements()));
     weights::dequantise((*tensor)->format, (*tensor)->data, out);
+    return {};
+  }
+
+  // A tensor of any format, widened, and rounded to bf16 unless the profile keeps fp32: a matrix that plain code
+  // multiplies with.
+  Result<void> matrix(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out) {
+    auto tensor = require_shape(tensors_, name, shape);
+    if (!tensor) return std::unexpected(tensor.error());
+    out.resize(static_cast<size_t>((*tensor)->elements()));
+    weights::dequantise((*tensor)->format, (*tensor)->data, out);
+    if (target_ != kernels::WeightTarget::kF32)
+      for (float& value : out) value = bf16_to_float(float_to_bf16(value));
+    packed_bytes_ += out.size() * sizeof(float);
     return {};
   }
 
@@ -138,19 +153,31 @@ void for_each_tensor(const LayerSpec& layer, F&& f) {
   const auto matrix = [&](const MatrixSpec& m) {
     for (const auto& part : m.parts) f(part.tensor);
   };
+  const Overloaded mixer = {[&](const AttentionSpec& a) {
+                              matrix(a.qkv);
+                              norm(a.q_norm);
+                              norm(a.k_norm);
+                              matrix(a.output);
+                            },
+                            [&](const GatedDeltaSpec& g) {
+                              matrix(g.input);
+                              for (const std::string* name : {&g.conv, &g.decay, &g.dt_bias}) f(*name);
+                              norm(g.norm);
+                              matrix(g.output);
+                            },
+                            [&](const LatentSpec& l) {
+                              matrix(l.input);
+                              norm(l.query_norm);
+                              norm(l.latent_norm);
+                              matrix(l.query);
+                              f(l.expansion);
+                              if (const auto& i = l.indexer)
+                                for (const std::string* name : {&i->norm_weight, &i->norm_bias, &i->position_bias})
+                                  f(*name);
+                              matrix(l.output);
+                            }};
   norm(layer.attention_norm);
-  if (const auto* a = std::get_if<AttentionSpec>(&layer.mixer)) {
-    matrix(a->qkv);
-    norm(a->q_norm);
-    norm(a->k_norm);
-    matrix(a->output);
-  } else {
-    const auto& g = std::get<GatedDeltaSpec>(layer.mixer);
-    matrix(g.input);
-    for (const std::string* name : {&g.conv, &g.decay, &g.dt_bias}) f(*name);
-    norm(g.norm);
-    matrix(g.output);
-  }
+  std::visit(mixer, layer.mixer);
   norm(layer.attention_post_norm);
   norm(layer.mlp_norm);
   matrix(layer.mlp.gate_up);
@@ -277,6 +304,26 @@ Result<void> load_mixer(Loader& loader, const GatedDeltaSpec& spec, LayerWeights
   if (auto loaded = loader.numbers(spec.dt_bias, {shape.heads}, out.dt_bias); !loaded) return loaded;
   if (auto loaded = loader.norm(spec.norm, out.norm); !loaded) return loaded;
   if (auto loaded = loader.linear(spec.input, out.input); !loaded) return loaded;
+  return loader.linear(spec.output, out.output);
+}
+
+Result<void> load_indexer(Loader& loader, const PooledIndexSpec& spec, PooledIndexWeights& out) {
+  if (auto loaded = loader.numbers(spec.norm_weight, {spec.shape.dim}, out.norm_weight); !loaded) return loaded;
+  if (auto loaded = loader.numbers(spec.norm_bias, {spec.shape.dim}, out.norm_bias); !loaded) return loaded;
+  return loader.numbers(spec.position_bias, {spec.shape.pool, spec.shape.dim}, out.position_bias);
+}
+
+Result<void> load_mixer(Loader& loader, const LatentSpec& spec, LayerWeights& layer) {
+  auto& out = layer.mixer.emplace<LatentWeights>();
+  if (auto loaded = loader.norm(spec.query_norm, out.query_norm); !loaded) return loaded;
+  if (auto loaded = loader.norm(spec.latent_norm, out.latent_norm); !loaded) return loaded;
+  if (auto loaded = loader.matrix(spec.expansion, {spec.shape.expansion_rows(), spec.shape.rank}, out.expansion);
+      !loaded)
+    return loaded;
+  if (spec.indexer)
+    if (auto loaded = load_indexer(loader, *spec.indexer, out.indexer.emplace()); !loaded) return loaded;
+  if (auto loaded = loader.linear(spec.input, out.input); !loaded) return loaded;
+  if (auto loaded = loader.linear(spec.query, out.query); !loaded) return loaded;
   return loader.linear(spec.output, out.output);
 }
 

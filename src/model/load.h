@@ -39,9 +39,20 @@ struct GatedDeltaWeights {
   Linear input, output;
 };
 
+struct PooledIndexWeights {
+  std::vector<float> norm_weight, norm_bias, position_bias;
+};
+
+struct LatentWeights {
+  std::vector<float> query_norm, latent_norm;
+  std::vector<float> expansion;  // rounded to bf16 but in the profile kF32
+  Linear input, query, output;
+  std::optional<PooledIndexWeights> indexer;
+};
+
 struct LayerWeights {
   std::vector<float> attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;  // empty if absent
-  std::variant<AttentionWeights, GatedDeltaWeights> mixer;                          // as in the spec
+  std::variant<AttentionWeights, GatedDeltaWeights, LatentWeights> mixer;           // as in the spec
   Linear gate_up, down;
 };
 

@@ -26,7 +26,7 @@ Result<void> check_donor(const AttentionSpec& a, const AttentionSpec* donor) {
 
 using Layers = std::map<std::string_view, const AttentionSpec*>;
 
-Result<void> check_attention(const AttentionSpec& a, const Layers& earlier) {
+Result<void> check(const AttentionSpec& a, const Layers& earlier) {
   if (a.window > 0 && a.chunk > 0)
     return fail(ErrorKind::kUnsupported, fmt::format("layer {} has both a window and a chunk", a.name), a.name);
   if (a.keeps_own()) return {};
@@ -34,11 +34,41 @@ Result<void> check_attention(const AttentionSpec& a, const Layers& earlier) {
   return check_donor(a, donor == earlier.end() ? nullptr : donor->second);
 }
 
-Result<void> check_gated_delta(const GatedDeltaSpec& g) {
+Result<void> check(const GatedDeltaSpec& g, const Layers&) {
   if (auto ok = kernels::check_gated_delta_shape(g.shape); !ok) return ok;
   if (g.input.rows() == g.shape.channels() + g.value_rows() + 2 * g.shape.heads) return {};
   return fail(ErrorKind::kUnsupported,
               fmt::format("layer {} makes {} rows instead of q, k, v, z, a and b", g.name, g.input.rows()), g.name);
+}
+
+Result<void> check(const LatentSpec& l, const Layers&) {
+  if (auto ok = kernels::check_latent_shape(l.shape); !ok) return ok;
+  const auto bad = [&](std::string why) {
+    return fail(ErrorKind::kUnsupported, fmt::format("layer {} {}", l.name, why), l.name);
+  };
+  int input = l.query_rank + l.shape.row_dim(), queries = l.query_rows();
+  if (l.indexer) {
+    if (auto ok = kernels::check_pooled_index_shape(l.indexer->shape); !ok) return ok;
+    input += l.indexer->input_rows();
+    queries += l.indexer->query_rows();
+  }
+  if (l.query_rank < 1 || l.query.cols != l.query_rank)
+    return bad(fmt::format("makes queries from {} numbers, not from {}", l.query.cols, l.query_rank));
+  if (l.input.rows() != input)
+    return bad(
+        fmt::format("makes {} rows instead of {}: queries, latent and rope, and the indexer's", l.input.rows(), input));
+  if (l.query.rows() != queries) return bad(fmt::format("makes {} rows of queries, not {}", l.query.rows(), queries));
+  if (l.shape.rope_dim > 0 && l.rope < 0) return bad("has rope dimensions, but no rope");
+  return {};
+}
+
+// All names that the layer has in the cache plan.
+std::vector<std::string_view> cache_names(const Mixer& mixer) {
+  std::vector<std::string_view> names = {name_of(mixer)};
+  const auto* latent = std::get_if<LatentSpec>(&mixer);
+  if (latent != nullptr && latent->indexer)
+    names.insert(names.end(), {latent->indexer->keys_name, latent->indexer->ring_name});
+  return names;
 }
 
 }  // namespace
@@ -54,17 +84,12 @@ const std::string& name_of(const Mixer& mixer) {
 }
 
 Result<void> validate(const ModelSpec& spec) {
-  std::map<std::string_view, const AttentionSpec*> earlier;  // null: a layer without keys and values
+  Layers earlier;  // null: a name without keys and values of its own
   for (const LayerSpec& layer : spec.layers) {
-    const auto* a = std::get_if<AttentionSpec>(&layer.mixer);
-    if (a != nullptr) {
-      if (auto ok = check_attention(*a, earlier); !ok) return ok;
-    } else if (auto ok = check_gated_delta(std::get<GatedDeltaSpec>(layer.mixer)); !ok) {
-      return ok;
-    }
-    const std::string& name = name_of(layer.mixer);
-    if (!earlier.emplace(name, a).second)
-      return fail(ErrorKind::kUnsupported, fmt::format("two layers are called {}", name), name);
+    if (auto ok = std::visit([&](const auto& mixer) { return check(mixer, earlier); }, layer.mixer); !ok) return ok;
+    for (const std::string_view name : cache_names(layer.mixer))
+      if (!earlier.emplace(name, std::get_if<AttentionSpec>(&layer.mixer)).second)
+        return fail(ErrorKind::kUnsupported, fmt::format("two layers are called {}", name), std::string(name));
   }
   return {};
 }

@@ -6,11 +6,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "kernels/gated_delta.h"
+#include "kernels/latent_attention.h"
+#include "kernels/pooled_index.h"
 #include "kernels/rope.h"
 #include "quire/error.h"
 #include "quire/request.h"
@@ -80,10 +83,43 @@ struct GatedDeltaSpec {
   int value_rows() const { return shape.heads * shape.value_dim; }
 };
 
-// How a layer mixes tokens.
-using Mixer = std::variant<AttentionSpec, GatedDeltaSpec>;
+// Chooses the tokens that a latent layer reads (kernels/pooled_index.h). It keeps pooled keys, and the tokens of the
+// open pool in a ring: layers of their own in the cache plan.
+struct PooledIndexSpec {
+  std::string keys_name, ring_name;    // in the cache plan
+  kernels::PooledIndexShape shape;     // dtype aside
+  std::string norm_weight, norm_bias;  // [dim], of the keys' LayerNorm
+  float norm_epsilon = 0;
+  std::string position_bias;  // [pool, dim]
 
-// The layer's name in the cache plan.
+  int input_rows() const { return 2 * shape.dim + shape.heads; }
+  int query_rows() const { return shape.heads * shape.dim; }
+};
+
+// Multi-head latent attention (kernels/latent_attention.h), its queries through a narrow layer of their own:
+//   output(attention(query(norm(narrow)), latent)), narrow and latent rows of input(x).
+struct LatentSpec {
+  std::string name;            // of the layer in the cache plan
+  kernels::LatentShape shape;  // dtype aside
+  int query_rank = 0;
+  float scale = 0;   // of q . k
+  int rope = -1;     // index into ModelSpec::ropes; -1: none
+  MatrixSpec input;  // rows: query_rank, rank, rope_dim; with an indexer its keys (dim), gates (dim), weights (heads)
+  NormSpec query_norm;    // of query_rank
+  NormSpec latent_norm;   // of rank
+  MatrixSpec query;       // over query_rank; rows: heads of nope and rope; with an indexer its heads of dim
+  std::string expansion;  // [heads * (nope_dim + value_dim), rank]
+  MatrixSpec output;
+  std::optional<PooledIndexSpec> indexer;
+
+  int query_rows() const { return shape.heads * shape.query_dim(); }
+  int value_rows() const { return shape.heads * shape.value_dim; }
+};
+
+// How a layer mixes tokens.
+using Mixer = std::variant<AttentionSpec, GatedDeltaSpec, LatentSpec>;
+
+// The layer's name in the cache plan, the first one if it has several.
 const std::string& name_of(const Mixer& mixer);
 
 enum class Activation : uint8_t { kSilu, kGeluTanh };

@@ -59,5 +59,45 @@ TEST(ModelSpec, NamesAndMasksMustBePossible) {
   EXPECT_NE(refusal(+[](ModelSpec& s) { s.layers[1].attention().chunk = 16; }).find("both"), std::string::npos);
 }
 
+// One latent layer with an indexer.
+ModelSpec latent() {
+  ModelSpec spec;
+  LatentSpec l;
+  l.name = "a";
+  l.shape = {.heads = 2, .nope_dim = 8, .rope_dim = 4, .value_dim = 8, .rank = 16};
+  l.query_rank = 12;
+  l.rope = 0;
+  PooledIndexSpec& index = l.indexer.emplace();
+  index.keys_name = "a.keys";
+  index.ring_name = "a.ring";
+  index.shape = {.pool = 4, .heads = 2, .dim = 8, .top_k = 16};
+  l.input = {{{"in", 12 + 16 + 4}, {"index", 8 + 8 + 2}}, 64};
+  l.query = {{{"q", 2 * 12}, {"index_q", 2 * 8}}, 12};
+  spec.layers.emplace_back().mixer = l;
+  return spec;
+}
+
+TEST(ModelSpec, LatentLayersMakeWhatTheirShapesSay) {
+  EXPECT_TRUE(validate(latent()));
+  const struct {
+    void (*change)(LatentSpec&);
+    const char* says;
+  } cases[] = {{+[](LatentSpec& l) { l.input.parts.pop_back(); }, "32 rows instead of 50"},
+               {+[](LatentSpec& l) { l.query.parts.pop_back(); }, "24 rows of queries, not 40"},
+               {+[](LatentSpec& l) { l.query.cols = 13; }, "from 13 numbers, not from 12"},
+               {+[](LatentSpec& l) { l.rope = -1; }, "no rope"},
+               {+[](LatentSpec& l) { l.shape.rank = 0; }, "latent rank"},
+               {+[](LatentSpec& l) { l.indexer->shape.top_k = 18; }, "multiple of the pool"},
+               {+[](LatentSpec& l) { l.indexer->ring_name = "a"; }, "two layers are called a"}};
+  for (const auto& c : cases) {
+    ModelSpec spec = latent();
+    c.change(std::get<LatentSpec>(spec.layers[0].mixer));
+    const auto result = validate(spec);
+    ASSERT_FALSE(result) << c.says;
+    EXPECT_EQ(result.error().kind, ErrorKind::kUnsupported);
+    EXPECT_NE(result.error().message.find(c.says), std::string::npos) << result.error().message;
+  }
+}
+
 }  // namespace
 }  // namespace quire::model

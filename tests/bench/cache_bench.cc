@@ -61,7 +61,7 @@ void time_step(int64_t requests) {
   const cache::CachePlan plan = gemma_plan(int64_t{8} << 30);
   const auto config = gemma_config(int64_t{8} << 30, requests);
   auto scheduler = must(sched::Scheduler::create(config.scheduler, config.cache));
-  auto tables = must(exec::RequestTables::make(plan.groups, requests));
+  auto tables = must(exec::RequestTables::make(plan, requests));
   exec::StepBatch batch;
   std::vector<engine::LogitsUse> uses;
   const std::vector<int64_t> prompt_rows(static_cast<size_t>(requests), -1);

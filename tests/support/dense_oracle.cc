@@ -1,6 +1,8 @@
 // Plain loops in double over the whole sequence; shares nothing with the engine but the ModelSpec.
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 
 #include "support/synthetic_model.h"
 
@@ -24,9 +26,7 @@ class Oracle {
     }
     for (const model::LayerSpec& layer : spec_.layers) {
       const Rows input = normed(x, layer.attention_norm);
-      const auto* attends = std::get_if<model::AttentionSpec>(&layer.mixer);
-      add(x, attends != nullptr ? attention(input, *attends)
-                                : gated_delta(input, std::get<model::GatedDeltaSpec>(layer.mixer)));
+      add(x, std::visit([&](const auto& mixer) { return mixed(input, mixer); }, layer.mixer));
       add(x, mlp(normed(x, layer.mlp_norm), layer.mlp));
     }
     return product(normed(x, spec_.final_norm), spec_.head);
@@ -100,7 +100,7 @@ class Oracle {
     return first;
   }
 
-  Rows attention(const Rows& x, const model::AttentionSpec& a) {
+  Rows mixed(const Rows& x, const model::AttentionSpec& a) {
     const auto d = static_cast<size_t>(a.head_dim);
     Rows q = product(x, a.qkv);
     prepare(q, 0, a.q_heads, a, a.q_norm);
@@ -116,31 +116,36 @@ class Oracle {
       for (size_t h = 0; h < static_cast<size_t>(a.q_heads); ++h) {
         const size_t kv_head = h * static_cast<size_t>(a.kv_heads) / static_cast<size_t>(a.q_heads);
         const size_t v_head = static_cast<size_t>(a.kv_heads) + kv_head;
-        attend(q[p].data() + h * d, kv, {first_key(a, p), p + 1}, kv_head * d, v_head * d, d,
-               static_cast<double>(a.scale), out[p].data() + h * d);
+        attend({q[p].data() + h * d, d}, kv, {first_key(a, p), p + 1}, {kv_head * d, v_head * d},
+               static_cast<double>(a.scale), {out[p].data() + h * d, d});
       }
     }
     return product(out, a.output);
   }
 
-  struct Keys {
+  struct Range {
     size_t begin, end;
   };
+  // Where a row of keys and values has those of one head.
+  struct Place {
+    size_t k, v;
+  };
 
-  static void attend(const double* q, const Rows& kv, Keys keys, size_t k_at, size_t v_at, size_t d, double scale,
-                     double* out) {
+  // Softmax attention of one query over rows `tokens` of `kv`; adds to `out`, whose size is that of a value.
+  static void attend(std::span<const double> q, const Rows& kv, Range tokens, Place at, double scale,
+                     std::span<double> out) {
     Vector weight;
     double largest = -1e300;
-    for (size_t t = keys.begin; t < keys.end; ++t) {
+    for (size_t t = tokens.begin; t < tokens.end; ++t) {
       double score = 0;
-      for (size_t i = 0; i < d; ++i) score += q[i] * kv[t][k_at + i];
+      for (size_t i = 0; i < q.size(); ++i) score += q[i] * kv[t][at.k + i];
       weight.push_back(score * scale);
       largest = std::max(largest, weight.back());
     }
     double sum = 0;
     for (double& w : weight) sum += w = std::exp(w - largest);
-    for (size_t t = keys.begin; t < keys.end; ++t)
-      for (size_t i = 0; i < d; ++i) out[i] += weight[t - keys.begin] / sum * kv[t][v_at + i];
+    for (size_t t = tokens.begin; t < tokens.end; ++t)
+      for (size_t i = 0; i < out.size(); ++i) out[i] += weight[t - tokens.begin] / sum * kv[t][at.v + i];
   }
 
   // The columns [first, first + count) of every row, convolved over time with silu behind.
@@ -165,7 +170,7 @@ class Oracle {
     return y;
   }
 
-  Rows gated_delta(const Rows& x, const model::GatedDeltaSpec& g) const {
+  Rows mixed(const Rows& x, const model::GatedDeltaSpec& g) const {
     const auto heads = static_cast<size_t>(g.shape.heads), dk = static_cast<size_t>(g.shape.key_dim),
                dv = static_cast<size_t>(g.shape.value_dim), width = static_cast<size_t>(g.shape.conv_width);
     const Rows in = product(x, g.input);
@@ -199,6 +204,102 @@ class Oracle {
       }
     }
     return product(out, g.output);
+  }
+
+  // Keys and values of every head are made from the latents, as if there were no cache to spare.
+  Rows mixed(const Rows& x, const model::LatentSpec& l) const {
+    const auto heads = static_cast<size_t>(l.shape.heads), nope = static_cast<size_t>(l.shape.nope_dim),
+               turned = static_cast<size_t>(l.shape.rope_dim), dv = static_cast<size_t>(l.shape.value_dim),
+               rank = static_cast<size_t>(l.shape.rank), narrow = static_cast<size_t>(l.query_rank);
+    const Rows in = product(x, l.input);
+    Rows down, latent, pe;
+    for (size_t p = 0; p < x.size(); ++p) {
+      const auto at = [&](size_t column) { return in[p].begin() + static_cast<ptrdiff_t>(column); };
+      down.emplace_back(in[p].begin(), at(narrow));
+      latent.emplace_back(at(narrow), at(narrow + rank));
+      pe.emplace_back(at(narrow + rank), at(narrow + rank + turned));
+      if (turned > 0) turn(pe[p].data(), l.shape.rope_dim, spec_.ropes[static_cast<size_t>(l.rope)], p);
+    }
+    latent = normed(latent, l.latent_norm);
+    Rows q = product(normed(down, l.query_norm), l.query);
+    const Vector w = model_.values(l.expansion);
+    Rows out(x.size(), Vector(heads * dv));
+    for (size_t h = 0; h < heads; ++h) {
+      Rows k(x.size()), v(x.size());
+      for (size_t p = 0; p < x.size(); ++p) {
+        double* head = q[p].data() + h * (nope + turned);
+        if (turned > 0) turn(head + nope, l.shape.rope_dim, spec_.ropes[static_cast<size_t>(l.rope)], p);
+        for (size_t row = 0; row < nope + dv; ++row) {
+          double sum = 0;
+          for (size_t i = 0; i < rank; ++i) sum += w[(h * (nope + dv) + row) * rank + i] * latent[p][i];
+          (row < nope ? k : v)[p].push_back(sum);
+        }
+        k[p].insert(k[p].end(), pe[p].begin(), pe[p].end());
+      }
+      for (size_t p = 0; p < x.size(); ++p) {
+        Rows kv;  // key, value of the tokens that are read
+        for (const size_t t : tokens_read(l, in, q, p)) {
+          kv.push_back(k[t]);
+          kv.back().insert(kv.back().end(), v[t].begin(), v[t].end());
+        }
+        const size_t d = nope + turned;
+        Vector read(dv);
+        attend({q[p].data() + h * d, d}, kv, {0, kv.size()}, {0, d}, static_cast<double>(l.scale), read);
+        std::ranges::copy(read, out[p].begin() + static_cast<ptrdiff_t>(h * dv));
+      }
+    }
+    return product(out, l.output);
+  }
+
+  // The tokens that the row at position p reads.
+  std::vector<size_t> tokens_read(const model::LatentSpec& l, const Rows& in, const Rows& q, size_t p) const {
+    std::vector<size_t> tokens;
+    if (!l.indexer) {
+      for (size_t t = 0; t <= p; ++t) tokens.push_back(t);
+      return tokens;
+    }
+    const model::PooledIndexSpec& index = *l.indexer;
+    const auto pool = static_cast<size_t>(index.shape.pool), dim = static_cast<size_t>(index.shape.dim),
+               heads = static_cast<size_t>(index.shape.heads), complete = (p + 1) / pool;
+    const size_t keys_at = static_cast<size_t>(l.query_rank + l.shape.row_dim()), weights_at = keys_at + 2 * dim,
+                 queries_at = static_cast<size_t>(l.query_rows());
+    std::vector<std::pair<double, size_t>> order;  // by falling score, then by position
+    for (size_t j = 0; j < complete; ++j) {
+      const Vector key = pooled_key(index, in, j, keys_at);
+      double score = 0;
+      for (size_t h = 0; h < heads; ++h) {
+        double dot = 0;
+        for (size_t i = 0; i < dim; ++i) dot += q[p][queries_at + h * dim + i] * key[i];
+        score += in[p][weights_at + h] * std::max(dot, 0.0);
+      }
+      order.emplace_back(-score, j);
+    }
+    std::ranges::sort(order);
+    order.resize(std::min(order.size(), static_cast<size_t>(index.shape.top_k) / pool));
+    for (const auto& [score, j] : order)
+      for (size_t t = j * pool; t < (j + 1) * pool; ++t) tokens.push_back(t);
+    for (size_t t = complete * pool; t <= p; ++t) tokens.push_back(t);
+    return tokens;
+  }
+
+  Vector pooled_key(const model::PooledIndexSpec& index, const Rows& in, size_t j, size_t keys_at) const {
+    const auto pool = static_cast<size_t>(index.shape.pool), dim = static_cast<size_t>(index.shape.dim);
+    const Vector weight = model_.values(index.norm_weight), bias = model_.values(index.norm_bias),
+                 by_place = model_.values(index.position_bias);
+    Vector sum(dim), total(dim);
+    for (size_t i = 0; i < pool; ++i) {
+      const double* key = in[j * pool + i].data() + keys_at;
+      double mean = 0, variance = static_cast<double>(index.norm_epsilon);
+      for (size_t c = 0; c < dim; ++c) mean += key[c] / static_cast<double>(dim);
+      for (size_t c = 0; c < dim; ++c) variance += (key[c] - mean) * (key[c] - mean) / static_cast<double>(dim);
+      for (size_t c = 0; c < dim; ++c) {
+        const double a = std::exp(key[dim + c] + by_place[i * dim + c]);
+        total[c] += a;
+        sum[c] += a * ((key[c] - mean) / std::sqrt(variance) * weight[c] + bias[c]);
+      }
+    }
+    for (size_t c = 0; c < dim; ++c) sum[c] /= total[c];
+    return sum;
   }
 
   Rows mlp(const Rows& x, const model::MlpSpec& mlp) const {

@@ -32,6 +32,8 @@ SyntheticModel::SyntheticModel(std::span<const SyntheticLayer> layers, unsigned 
     const auto index = static_cast<int>(i);
     if (layers[i].state_heads > 0) {
       layer.mixer = gated_delta(index, layers[i]);
+    } else if (layers[i].rank > 0) {
+      layer.mixer = latent(index, layers[i]);
     } else {
       layer.mixer = attention(index, layers[i]);
     }
@@ -56,10 +58,7 @@ model::AttentionSpec SyntheticModel::attention(int index, const SyntheticLayer& 
   a.scale = 1 / std::sqrt(static_cast<float>(layer.head_dim));
   a.window = layer.window;
   a.chunk = layer.chunk;
-  // One rope for each head size.
-  const auto same = std::ranges::find(spec_.ropes, layer.head_dim, &kernels::RopeParameters::rotary_dim);
-  a.rope = static_cast<int>(same - spec_.ropes.begin());
-  if (same == spec_.ropes.end()) spec_.ropes.push_back({.rotary_dim = layer.head_dim});
+  a.rope = rope_of(layer.head_dim);
   a.qkv = {{part(prefix + "q", q_rows, kHidden)}, kHidden};
   a.q_norm = norm(prefix + "q_norm", layer.head_dim);
   if (layer.donor >= 0) {
@@ -91,6 +90,54 @@ model::GatedDeltaSpec SyntheticModel::gated_delta(int index, const SyntheticLaye
   g.norm = norm(prefix + "norm", g.shape.value_dim);
   g.output = {{part(prefix + "o", kHidden, v)}, v, v / h};
   return g;
+}
+
+int SyntheticModel::rope_of(int dim) {
+  const auto same = std::ranges::find(spec_.ropes, dim, &kernels::RopeParameters::rotary_dim);
+  const auto index = static_cast<int>(same - spec_.ropes.begin());
+  if (same == spec_.ropes.end()) spec_.ropes.push_back({.rotary_dim = dim});
+  return index;
+}
+
+model::LatentSpec SyntheticModel::latent(int index, const SyntheticLayer& layer) {
+  const std::string prefix = layer_name(index) + ".latent.";
+  const int turned = layer.turned ? layer.head_dim / 2 : 0;
+  model::LatentSpec l;
+  l.name = layer_name(index);
+  l.shape = {.heads = layer.q_heads,
+             .nope_dim = layer.head_dim,
+             .rope_dim = turned,
+             .value_dim = layer.head_dim + 4,
+             .rank = layer.rank};
+  l.query_rank = 24;
+  l.scale = 1 / std::sqrt(static_cast<float>(l.shape.query_dim()));
+  l.rope = layer.turned ? rope_of(turned) : -1;
+  l.input = {{part(prefix + "query_down", l.query_rank, kHidden), part(prefix + "latent", l.shape.row_dim(), kHidden)},
+             kHidden};
+  l.query_norm = norm(prefix + "q_norm", l.query_rank);
+  l.latent_norm = norm(prefix + "latent_norm", layer.rank);
+  l.query = {{part(prefix + "query_up", l.query_rows(), l.query_rank)}, l.query_rank};
+  l.expansion = part(prefix + "expansion", l.shape.expansion_rows(), layer.rank).tensor;
+  if (layer.pool > 0) indexer(prefix, layer, l);
+  l.output = {{part(prefix + "o", kHidden, l.value_rows())}, l.value_rows(), l.shape.value_dim};
+  return l;
+}
+
+void SyntheticModel::indexer(const std::string& prefix, const SyntheticLayer& layer, model::LatentSpec& l) {
+  model::PooledIndexSpec& i = l.indexer.emplace();
+  i.keys_name = l.name + ".pooled_keys";
+  i.ring_name = l.name + ".open_pool";
+  i.shape = {.pool = layer.pool, .heads = 3, .dim = 12, .top_k = layer.top_k};
+  i.norm_epsilon = 1e-6F;
+  i.norm_weight = norm(prefix + "key_norm", i.shape.dim).tensor;
+  i.norm_bias = prefix + "key_bias";
+  tensor(i.norm_bias, {i.shape.dim}, 0, 0.5F);
+  i.position_bias = prefix + "position_bias";
+  tensor(i.position_bias, {layer.pool, i.shape.dim}, 0, 1);
+  l.input.parts.push_back(part(prefix + "key", i.shape.dim, kHidden));
+  l.input.parts.push_back(part(prefix + "gate", i.shape.dim, kHidden));
+  l.input.parts.push_back(part(prefix + "weights", i.shape.heads, kHidden));
+  l.query.parts.push_back(part(prefix + "index_query", i.query_rows(), l.query_rank));
 }
 
 void SyntheticModel::tensor(const std::string& name, std::vector<int64_t> shape, float mean, float deviation) {

@@ -16,7 +16,7 @@
 
 namespace quire::test {
 
-// One layer: attention, or the gated delta rule.
+// One layer: attention, the gated delta rule, or latent attention, with a pooled indexer or without.
 struct SyntheticLayer {
   int q_heads = 4;
   int kv_heads = 2;
@@ -25,6 +25,10 @@ struct SyntheticLayer {
   int chunk = 0;
   int donor = -1;       // index of the layer whose cache it reads
   int state_heads = 0;  // > 0: gated delta with so many heads of head_dim keys and 2 * head_dim values
+  int rank = 0;         // > 0: latent attention of q_heads heads of head_dim, and half of it turned
+  bool turned = true;   // whether it has dimensions with rope
+  int pool = 0;         // > 0: and it reads the tokens of the best pools of so many tokens
+  int top_k = 0;        // tokens that it reads then
 };
 
 class SyntheticModel : public weights::TensorSource {
@@ -45,6 +49,9 @@ class SyntheticModel : public weights::TensorSource {
   model::NormSpec norm(const std::string& name, int size);
   model::AttentionSpec attention(int index, const SyntheticLayer& layer);
   model::GatedDeltaSpec gated_delta(int index, const SyntheticLayer& layer);
+  model::LatentSpec latent(int index, const SyntheticLayer& layer);
+  void indexer(const std::string& prefix, const SyntheticLayer& layer, model::LatentSpec& l);
+  int rope_of(int dim);  // one for each size
 
   std::mt19937 random_;
   model::ModelSpec spec_;

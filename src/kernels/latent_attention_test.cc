@@ -1,0 +1,205 @@
+#include "kernels/latent_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace quire::kernels {
+namespace {
+
+constexpr int kBlockTokens = 16;
+constexpr int kTokens = 600;  // more than two chunks of rule 6
+
+std::vector<float> numbers(size_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<float> x(n);
+  for (float& v : x) v = static_cast<float>(random() >> 8) * 0x1p-23F - 1;
+  return x;
+}
+
+// One sequence in scattered blocks with gaps between rows and blocks; what is not written is NaN.
+class World {
+ public:
+  explicit World(DType dtype) : shape_{.heads = 3, .nope_dim = 9, .rope_dim = 4, .value_dim = 7, .rank = 17} {
+    shape_.dtype = dtype;
+    row_bytes_ = latent_row_bytes(shape_) + 4;
+    const size_t block_bytes = kBlockTokens * row_bytes_ + 64;
+    const int blocks = kTokens / kBlockTokens + 1;
+    for (int b = 0; b < blocks; b++) blocks_.push_back(1 + (b * 7) % blocks);
+    memory_.assign(static_cast<size_t>(blocks + 1) * block_bytes, std::byte{0xff});
+    view_ = {memory_.data(), block_bytes, row_bytes_, kBlockTokens};
+    rows_ = numbers(kTokens * stride(), 1);
+    queries_ = numbers(kTokens * query_width(), 2);
+    expansion_ = numbers(static_cast<size_t>(shape_.expansion_rows() * shape_.rank), 3);
+    if (dtype == DType::kBF16)
+      for (float& w : expansion_) w = bf16_to_float(float_to_bf16(w));
+  }
+
+  size_t stride() const { return static_cast<size_t>(shape_.row_dim()) + 2; }
+  size_t query_width() const { return static_cast<size_t>(shape_.heads * shape_.query_dim()); }
+  size_t out_width() const { return static_cast<size_t>(shape_.heads * shape_.value_dim); }
+  const LatentShape& shape() const { return shape_; }
+  RowView& view() { return view_; }
+  std::byte* row(int64_t token) { return sequence_row(view_, blocks_.data(), token); }
+
+  // Rows [first, first + count) written and attended, as a step would.
+  void step(int first, int count, std::vector<float>& out, int threads = 1, const TokenSelection* selected = nullptr) {
+    ThreadPool pool(threads);
+    std::vector<int64_t> slots;
+    for (int t = first; t < first + count; t++)
+      slots.push_back(int64_t{blocks_[static_cast<size_t>(t / kBlockTokens)]} * kBlockTokens + t % kBlockTokens);
+    const auto at = static_cast<size_t>(first);
+    write_latents(shape_, view_, slots, rows_.data() + at * stride(), stride(), pool);
+    const AttentionSequence sequence{blocks_, 0, count, first};
+    attend_latents({.shape = shape_,
+                    .cache = view_,
+                    .expansion = expansion_.data(),
+                    .scale = 0.7F,
+                    .q = queries_.data() + at * query_width(),
+                    .q_stride = query_width(),
+                    .out = out.data() + at * out_width(),
+                    .out_stride = out_width(),
+                    .selected = selected},
+                   {&sequence, 1}, pool);
+  }
+
+  // The equations in double, keys and values of every head made from the rows as the model gives them.
+  std::vector<double> dense(int row, int head, std::span<const int> tokens) const {
+    const auto w = [&](int n, int r) {
+      const int per_head = shape_.nope_dim + shape_.value_dim;
+      return static_cast<double>(expansion_[static_cast<size_t>((head * per_head + n) * shape_.rank + r)]);
+    };
+    const auto latent = [&](int t, int r) {
+      return static_cast<double>(rows_[static_cast<size_t>(t) * stride() + static_cast<size_t>(r)]);
+    };
+    const float* q =
+        queries_.data() + static_cast<size_t>(row) * query_width() + static_cast<size_t>(head * shape_.query_dim());
+    std::vector<double> weight, out(static_cast<size_t>(shape_.value_dim));
+    double sum = 0;
+    for (const int t : tokens) {
+      double s = 0;
+      for (int n = 0; n < shape_.nope_dim; n++)
+        for (int r = 0; r < shape_.rank; r++) s += static_cast<double>(q[n]) * w(n, r) * latent(t, r);
+      for (int i = 0; i < shape_.rope_dim; i++)
+        s += static_cast<double>(q[shape_.nope_dim + i]) * latent(t, shape_.rank + i);
+      weight.push_back(std::exp(s * static_cast<double>(0.7F)));
+      sum += weight.back();
+    }
+    for (size_t i = 0; i < tokens.size(); i++)
+      for (int v = 0; v < shape_.value_dim; v++)
+        for (int r = 0; r < shape_.rank; r++)
+          out[static_cast<size_t>(v)] += weight[i] / sum * w(shape_.nope_dim + v, r) * latent(tokens[i], r);
+    return out;
+  }
+
+ private:
+  LatentShape shape_;
+  size_t row_bytes_ = 0;
+  std::vector<int32_t> blocks_;
+  std::vector<std::byte> memory_;
+  RowView view_;
+  std::vector<float> rows_, queries_, expansion_;
+};
+
+std::vector<int> up_to(int last) {
+  std::vector<int> tokens;
+  for (int t = 0; t <= last; t++) tokens.push_back(t);
+  return tokens;
+}
+
+TEST(LatentAttention, IsTheEquations) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    World world(dtype);
+    std::vector<float> out(kTokens * world.out_width());
+    world.step(0, kTokens, out);
+    for (const int row : {0, 1, 15, 16, 255, 256, 257, 511, 599})
+      for (int head = 0; head < 3; head++) {
+        const auto want = world.dense(row, head, up_to(row));
+        for (size_t v = 0; v < want.size(); v++) {
+          const float got = out[static_cast<size_t>(row) * world.out_width() + static_cast<size_t>(head) * 7 + v];
+          ASSERT_NEAR(got, want[v], dtype == DType::kF32 ? 3e-6 : 3e-2) << row << " " << head;
+        }
+      }
+  }
+}
+
+TEST(LatentAttention, AnySplitAndAnyThreadsGiveTheSameBits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    World world(dtype);
+    std::vector<float> want(kTokens * world.out_width());
+    world.step(0, kTokens, want);
+    for (const int size : {1, 3, 16, 250, 599}) {
+      World again(dtype);
+      std::vector<float> got(want.size());
+      for (int first = 0; first < kTokens; first += size) again.step(first, std::min(size, kTokens - first), got, 2);
+      EXPECT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0) << size;
+    }
+  }
+}
+
+TEST(LatentAttention, RowsAreWholeWords) {
+  EXPECT_EQ(latent_row_bytes({.rope_dim = 4, .rank = 17}), 44U);  // 42 in bf16
+  EXPECT_EQ(latent_row_bytes({.rope_dim = 4, .rank = 17, .dtype = DType::kF32}), 84U);
+}
+
+TEST(LatentAttention, ReadsTheSelectedTokensAlone) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    World world(dtype);
+    std::vector<float> out(kTokens * world.out_width());
+    world.step(0, kTokens - 1, out);
+    const std::vector<int> tokens = {3, 4, 7, 255, 256, 300, 301, 599};
+    TokenSelection selection;
+    selection.reset(1, 8);
+    for (const int t : tokens) selection.add(0, t);
+    world.step(kTokens - 1, 1, out, 1, &selection);
+    std::vector<float> want(out.end() - static_cast<ptrdiff_t>(world.out_width()), out.end());
+    for (int head = 0; head < 3; head++) {
+      const auto dense = world.dense(kTokens - 1, head, tokens);
+      for (size_t v = 0; v < dense.size(); v++)
+        ASSERT_NEAR(want[static_cast<size_t>(head) * 7 + v], dense[v], dtype == DType::kF32 ? 3e-6 : 3e-2);
+    }
+    // Rows that nobody chose may hold anything.
+    for (const int t : {0, 5, 6, 257, 598}) std::memset(world.row(t), 0xff, latent_row_bytes(world.shape()));
+    world.step(kTokens - 1, 1, out, 1, &selection);
+    EXPECT_EQ(std::memcmp(want.data(), out.data() + out.size() - want.size(), want.size() * sizeof(float)), 0);
+  }
+}
+
+TEST(LatentAttention, ABadTokenSpoilsOnlyRowsThatReadIt) {
+  World world(DType::kBF16);
+  std::vector<float> want(kTokens * world.out_width()), got(want.size());
+  world.step(0, kTokens, want);
+  World other(DType::kBF16);
+  for (const size_t from : {size_t{0}, size_t{34}}) {  // of the whole row, of its rope alone
+    other.step(0, 300, got);
+    std::memset(other.row(299) + from, 0xff, 42 - from);  // NaN
+    other.step(300, 300, got);
+    EXPECT_EQ(std::memcmp(got.data(), want.data(), 300 * other.out_width() * sizeof(float)), 0);
+    for (size_t i = 300 * other.out_width(); i < got.size(); i++) ASSERT_TRUE(std::isnan(got[i])) << i;
+  }
+}
+
+TEST(LatentAttention, RefusesImpossibleShapes) {
+  const LatentShape good{.heads = 2, .nope_dim = 8, .rope_dim = 4, .value_dim = 8, .rank = 16};
+  EXPECT_TRUE(check_latent_shape(good));
+  for (int LatentShape::* field : {&LatentShape::heads, &LatentShape::nope_dim, &LatentShape::rope_dim,
+                                   &LatentShape::value_dim, &LatentShape::rank})
+    for (const int value : {-1, 1 << 20}) {
+      LatentShape shape = good;
+      shape.*field = value;
+      EXPECT_FALSE(check_latent_shape(shape));
+    }
+  LatentShape odd = good;
+  odd.rope_dim = 3;
+  EXPECT_FALSE(check_latent_shape(odd));
+  LatentShape bytes = good;
+  bytes.dtype = DType::kI8;
+  EXPECT_FALSE(check_latent_shape(bytes));
+}
+
+}  // namespace
+}  // namespace quire::kernels

@@ -1,0 +1,68 @@
+// An indexer over pooled keys: it decides which tokens a layer's attention reads (GLM-5.3).
+//
+// `pool` consecutive tokens share one key. Each token brings a key (after LayerNorm) and a gate; when the last token of
+// a pool is there, for every channel
+//   pooled = sum_i a_i key_i,  a = softmax over the pool's tokens i of (gate_i + position_bias_i).
+// Tokens of the pool that is still open wait in a ring of `pool` rows, row position mod pool. A token at position p
+// scores the (p + 1) / pool complete pools:
+//   score(j) = sum over heads of w_h * max(0, q_h . pooled_j);  w_h = weight_h / sqrt(dim * heads)
+// and reads the tokens of the top_k / pool best ones, the lower pool where two score the same, and those of its own
+// open pool. Everything is fp32 in one fixed order but the pooled key, which the cache rounds to `dtype`. Plain code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/thread_pool.h"
+#include "kernels/attention.h"
+#include "kernels/row_view.h"
+#include "kernels/token_selection.h"
+#include "quire/error.h"
+
+namespace quire::kernels {
+
+struct PooledIndexShape {
+  int pool = 0;   // tokens
+  int heads = 0;  // of the index queries
+  int dim = 0;
+  int top_k = 0;               // tokens, a multiple of `pool`
+  DType dtype = DType::kBF16;  // of pooled keys: kBF16 or kF32
+
+  int most_selected() const { return top_k + pool - 1; }
+};
+
+// kUnsupported, naming the value and what is allowed, unless the kernel can do it.
+Result<void> check_pooled_index_shape(const PooledIndexShape& shape);
+
+// Bytes of a pooled key, and of a ring's row: key, then gate, in fp32.
+size_t pooled_key_bytes(const PooledIndexShape& shape);
+size_t open_pool_row_bytes(const PooledIndexShape& shape);
+
+struct PooledIndexArgs {
+  PooledIndexShape shape;
+  const float* norm_weight = nullptr;  // [dim], of the keys' LayerNorm
+  const float* norm_bias = nullptr;
+  float norm_epsilon = 0;
+  const float* position_bias = nullptr;  // [pool][dim]
+  const float* key = nullptr;            // rows of [dim], before the norm
+  const float* gate = nullptr;           // rows of [dim]
+  const float* weight = nullptr;         // rows of [heads]
+  size_t stride = 0;                     // floats, of the three
+  const float* q = nullptr;              // rows of [heads][dim]
+  size_t q_stride = 0;
+  RowView keys;                        // pooled
+  std::span<const int64_t> key_slots;  // one a row; -1 where no pool ends
+  RowView ring;
+  std::span<const int64_t> ring_slots;  // one a row
+};
+
+// Completes the pools that end in this step, and leaves the tokens of open ones in their rings.
+void pool_keys(const PooledIndexArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool);
+
+// What every row of the step reads, from complete pools in the cache. `pages` are the pooled keys' manager blocks.
+void select_tokens(const PooledIndexArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool,
+                   TokenSelection& selection);
+
+}  // namespace quire::kernels
