@@ -1,12 +1,11 @@
 #include "kernels/gated_delta.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/math.h"
+#include "kernels/shape_check.h"
 
 namespace quire::kernels {
 namespace {
@@ -120,18 +119,10 @@ size_t head_state_size(const GatedDeltaShape& s) {
 }  // namespace
 
 Result<void> check_gated_delta_shape(const GatedDeltaShape& s) {
-  const struct {
-    const char* name;
-    int value, high;
-  } ranges[] = {{"heads", s.heads, 1 << 16},
-                {"key dimension", s.key_dim, kMaxDim},
-                {"value dimension", s.value_dim, kMaxDim},
-                {"convolution", s.conv_width, kMaxConv}};
-  for (const auto& r : ranges)
-    if (r.value < 1 || r.value > r.high)
-      return fail(ErrorKind::kUnsupported,
-                  fmt::format("gated delta {} is {}, must be between 1 and {}", r.name, r.value, r.high), r.name);
-  return {};
+  return check_ranges("gated delta", {{"heads", s.heads, 1, 1 << 16},
+                                      {"key dimension", s.key_dim, 1, kMaxDim},
+                                      {"value dimension", s.value_dim, 1, kMaxDim},
+                                      {"convolution", s.conv_width, 1, kMaxConv}});
 }
 
 size_t gated_delta_state_size(const GatedDeltaShape& shape) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/math.h"
+#include "kernels/shape_check.h"
 
 namespace quire::kernels {
 namespace {
@@ -180,19 +181,13 @@ class Row {
 }  // namespace
 
 Result<void> check_latent_shape(const LatentShape& s) {
-  const struct {
-    const char* name;
-    int value, low, high;
-  } ranges[] = {{"heads", s.heads, 1, 1 << 10},
-                {"query dimension without rope", s.nope_dim, 1, 1 << 10},
-                {"rope dimension", s.rope_dim, 0, 1 << 10},
-                {"value dimension", s.value_dim, 1, 1 << 10},
-                {"latent rank", s.rank, 1, 1 << 12}};
-  for (const auto& r : ranges)
-    if (r.value < r.low || r.value > r.high)
-      return fail(ErrorKind::kUnsupported,
-                  fmt::format("latent attention: {} is {}, must be between {} and {}", r.name, r.value, r.low, r.high),
-                  r.name);
+  if (auto ok = check_ranges("latent attention", {{"heads", s.heads, 1, 1 << 10},
+                                                  {"query dimension without rope", s.nope_dim, 1, 1 << 10},
+                                                  {"rope dimension", s.rope_dim, 0, 1 << 10},
+                                                  {"value dimension", s.value_dim, 1, 1 << 10},
+                                                  {"latent rank", s.rank, 1, 1 << 12}});
+      !ok)
+    return ok;
   if (s.rope_dim % 2 != 0)
     return fail(ErrorKind::kUnsupported, fmt::format("latent attention: rope dimension {} is odd", s.rope_dim),
                 "rope dimension");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/math.h"
+#include "kernels/shape_check.h"
 
 namespace quire::kernels {
 namespace {
@@ -157,18 +158,12 @@ class Selecting {
 }  // namespace
 
 Result<void> check_pooled_index_shape(const PooledIndexShape& s) {
-  const struct {
-    const char* name;
-    int value, low, high;
-  } ranges[] = {{"pool", s.pool, 1, kMostPool},
-                {"heads", s.heads, 1, 1 << 10},
-                {"dimension", s.dim, 1, 1 << 10},
-                {"top k", s.top_k, 1, 1 << 16}};
-  for (const auto& r : ranges)
-    if (r.value < r.low || r.value > r.high)
-      return fail(ErrorKind::kUnsupported,
-                  fmt::format("pooled indexer: {} is {}, must be between {} and {}", r.name, r.value, r.low, r.high),
-                  r.name);
+  if (auto ok = check_ranges("pooled indexer", {{"pool", s.pool, 1, kMostPool},
+                                                {"heads", s.heads, 1, 1 << 10},
+                                                {"dimension", s.dim, 1, 1 << 10},
+                                                {"top k", s.top_k, 1, 1 << 16}});
+      !ok)
+    return ok;
   if (s.top_k % s.pool != 0)
     return fail(ErrorKind::kUnsupported,
                 fmt::format("pooled indexer: top k {} must be a multiple of the pool of {} tokens", s.top_k, s.pool),
