@@ -436,7 +436,13 @@ TEST(CacheFaults, AVoidStepLeavesNothingToFind) {
   Sequence sequence(coordinator, 16);
   ASSERT_TRUE(coordinator.allocate(sequence.cache, sequence.slots(0, 8)));
   ASSERT_TRUE(coordinator.allocate(sequence.cache, sequence.slots(8, 8)));
+  std::vector<BlockHash> gone;
+  coordinator.subscribe([&](const CacheEvent& event) {
+    const auto& hashes = std::get<RemovedEvent>(event).hashes;
+    gone.insert(gone.end(), hashes.begin(), hashes.end());
+  });
   coordinator.release(sequence.cache, 8);  // the second step will not run
+  EXPECT_EQ(gone, (std::vector<BlockHash>{sequence.hashes[3], sequence.hashes[2]}));
   EXPECT_EQ(coordinator.find_hit(sequence.hashes, 15).length, 8);
 }
 
