@@ -274,4 +274,20 @@ MUTANTS = (
         "      return false;\n    }\n  }\n",
         CACHE,
     ),
+    Mutant(
+        "rows-of-wrong-group",
+        "layers without pages read the block table of group 0",
+        "src/exec/forward.cc",
+        "  const GroupTables& tables = batch.groups[static_cast<size_t>(cache.cache_group.value)];\n  const auto width",
+        "  const GroupTables& tables = batch.groups[0 * static_cast<size_t>(cache.cache_group.value)];\n  const auto width",
+        WHOLE,
+    ),
+    Mutant(
+        "open-pool-not-read",
+        "a token does not read the other tokens of its own pool",
+        "src/kernels/pooled_index.cc",
+        "    add(row, complete * shape_.pool, position + 1);\n  }",
+        "    add(row, position, position + 1);\n  }",
+        ("kernels_test", *WHOLE),
+    ),
 )
