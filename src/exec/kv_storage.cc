@@ -57,12 +57,12 @@ cache::CacheSpec rows_of(size_t bytes, int tokens_per_row, const CacheChoice& ch
   return cache;
 }
 
-// The tokens of the open pool: those of a step, which has no drafts, complete it in order.
+// The tokens of the open pool. The engine runs no drafts.
 cache::CacheSpec ring_of(const kernels::PooledIndexShape& shape) {
   cache::CacheSpec cache;
   cache.retention = cache::CircularBuffer{};
   cache.dtype = DType::kF32;
-  cache.block_size = shape.pool;
+  cache.block_size = cache::ring_capacity(shape.pool, 0);
   cache.state_bytes = cache::round_up(static_cast<int64_t>(kernels::open_pool_row_bytes(shape)), kLine);
   cache.prefix_cacheable = false;
   return cache;
