@@ -120,23 +120,31 @@ int bench(const BenchFlags& flags) {
   auto core = engine::Core::create(std::move(*model), options);
   if (!core) return report(core.error());
   constexpr int kDecodePrompt = 16;
-  const int64_t longest = std::max(flags.prompt_tokens + 1, kDecodePrompt + flags.generated_tokens);
+  int64_t longest = kDecodePrompt + flags.generated_tokens;
+  for (int prompt : flags.prompt_tokens) longest = std::max<int64_t>(longest, prompt + 1);
+  for (int depth : flags.depth) longest = std::max<int64_t>(longest, depth + flags.generated_tokens);
   if (longest > (*core)->info().max_model_len)
     return report({ErrorKind::kInvalidRequest, fmt::format("{} tokens are more than the model's length of {}", longest,
                                                            (*core)->info().max_model_len)});
 
   Runner runner(**core);
   std::vector<Figure> figures;
-  if (flags.prompt_tokens > 0)
-    figures.push_back(measure(**core, fmt::format("pp{}", flags.prompt_tokens), flags.repetitions, flags.prompt_tokens,
-                              [&] { return runner.run(1, flags.prompt_tokens, 1); }));
-  if (flags.generated_tokens > 0)
+  for (int prompt : flags.prompt_tokens)
+    if (prompt > 0)
+      figures.push_back(measure(**core, fmt::format("pp{}", prompt), flags.repetitions, prompt,
+                                [&] { return runner.run(1, prompt, 1); }));
+  if (flags.generated_tokens > 0) {
     for (int batch : flags.batch)
       figures.push_back(measure(**core,
                                 batch == 1 ? fmt::format("tg{}", flags.generated_tokens)
                                            : fmt::format("tg{}@{}", flags.generated_tokens, batch),
                                 flags.repetitions, static_cast<double>(batch) * (flags.generated_tokens - 1),
                                 [&] { return runner.run(batch, kDecodePrompt, flags.generated_tokens); }));
+    for (int depth : flags.depth)
+      figures.push_back(measure(**core, fmt::format("tg{}@d{}", flags.generated_tokens, depth), flags.repetitions,
+                                flags.generated_tokens - 1,
+                                [&] { return runner.run(1, depth, flags.generated_tokens); }));
+  }
   print(figures, flags, (*core)->info());
   return 0;
 }

@@ -116,7 +116,7 @@ void add_serve_flags(CLI::App& app, ServeFlags& f, FlagTexts& t) {
 }
 
 void add_bench_flags(CLI::App& app, BenchFlags& f) {
-  app.add_option("-p,--n-prompt", f.prompt_tokens, "Tokens to prefill; 0 for none")
+  app.add_option("-p,--n-prompt", f.prompt_tokens, "Tokens to prefill; several values, several tests; 0 for none")
       ->capture_default_str()
       ->check(integer(0, 1 << 20));
   app.add_option("-n,--n-gen", f.generated_tokens, "Tokens to generate; 0 for none")
@@ -125,6 +125,9 @@ void add_bench_flags(CLI::App& app, BenchFlags& f) {
   app.add_option("--batch", f.batch, "Requests that decode together; several values, several tests")
       ->capture_default_str()
       ->check(integer(1, 4096));
+  app.add_option("--depth", f.depth,
+                 "Also one request's decode behind prompts of so many tokens; several values, several tests")
+      ->check(integer(1, 1 << 20));
   app.add_option("-r,--repetitions", f.repetitions, "Runs of each test")
       ->capture_default_str()
       ->check(integer(1, 1000));
@@ -173,7 +176,7 @@ Result<void> finish(EngineOptions& o, const FlagTexts& t) {
 Result<void> check(const BenchFlags& flags) {
   if (flags.generated_tokens == 1)
     return fail(ErrorKind::kInvalidRequest, "-n must be 0, or at least 2: the first token belongs to the prompt", "-n");
-  if (flags.prompt_tokens == 0 && flags.generated_tokens == 0)
+  if (std::ranges::all_of(flags.prompt_tokens, [](int tokens) { return tokens == 0; }) && flags.generated_tokens == 0)
     return fail(ErrorKind::kInvalidRequest, "-p and -n are both 0: there is nothing to measure", "-p");
   return {};
 }

@@ -28,9 +28,10 @@ struct InspectFlags {
 
 struct BenchFlags {
   EngineOptions engine;
-  int prompt_tokens = 512;     // 0: no prefill test
-  int generated_tokens = 128;  // 0: no decode test
+  std::vector<int> prompt_tokens = {512};  // 0: no prefill test
+  int generated_tokens = 128;              // 0: no decode test
   std::vector<int> batch = {1};
+  std::vector<int> depth;  // one request's decode behind prompts of these lengths, too
   int repetitions = 3;
   bool json = false;
 };

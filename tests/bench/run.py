@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
-"""Measures Quire and llama.cpp in turn on this machine and prints the tables of docs/performance.md.
+"""Measures Quire and other engines in turn on this machine and prints the tables of docs/performance.md.
 
-usage: run.py [--rounds 5] [--models smollm2,gemma3] [--only offline,http,nll,hybrid] [--text FILE] [--json FILE]
+usage: run.py [--engines quire,llama.cpp] [--models smollm2,gemma3] [--cells pp512,tg64,...] [--rounds 5] [--json FILE]
 
 Every figure is the median over the rounds, with the smallest and the largest; the engines take turns within a round and
-change their order from round to round, so that what else the machine does hits both. llama.cpp is built by
-build_llama_cpp.sh; --llama-cpp DIR takes programs that are there already. The programs read warm files.
+change their order from round to round, so that what else the machine does hits all. Before each engine's turn a probe reads
+what memory and multipliers give. Peers are installed outside the tree when first asked for. Files are read warm.
+
+engines  quire, llama.cpp, openvino, vllm
+models   smollm2 and gemma3 are real files; qwen3-0.6b, gemma3-1b and smollm2-135m with -bf16, -q8_0, -q4_0 or -q4_k are
+         random weights of those shapes
+cells    ppN: prompt of N tokens; tgN: one decode of N; tgN@B: B decodes together; tgN@dD: milliseconds that a depth of D
+         adds to a token of tgN (which must be among the cells); start, clients, prefix, prefix16, long: through HTTP;
+         nll: likelihood of the golden text (real files); hybrid: Quire's KV cache groups on and off in equal memory
 """
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -17,197 +23,217 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hybrid
 import load
-from engines import MEASURES, LlamaCpp, Quire
+import models
+from engines import PEERS, CannotError, LlamaCpp, OpenVino, Quire, Vllm, cells, output_of
+from tables import added_by_depth, in_turn, percentile, table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-GOLDEN = {"smollm2": "real_smollm2", "gemma3": "real_gemma3_270m"}
-TITLES = {"smollm2": "SmolLM2-135M-Instruct, Q4_1", "gemma3": "Gemma-3-270M, Q4_K_M"}
+AFTERWARDS = ("nll", "hybrid")  # have rounds of their own, or need none
+HIGHER_IS_BETTER = re.compile(r"tokens/s|^pp\d+$|^tg\d+(@\d+)?$")
 
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def percentile(values, share):
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def offline_round(engine, model, names):
+    """{cell: value or what went wrong}"""
+    fitting = [n for n in names if int((re.search(r"@d(\d+)", n) or [0, 0])[1]) + 64 <= model.context]
+    try:
+        values = added_by_depth(engine.offline(model, fitting))
+    except (CannotError, RuntimeError) as error:
+        values = dict.fromkeys(fitting, str(error).replace("\n", " ")[-300:])
+    return {name: values.get(name, "beyond the model's context") for name in names}
 
 
-def in_turn(engines, round_index):
-    return engines if round_index % 2 == 0 else engines[::-1]
+def start(server, seed):
+    load.stream(server.port, load.random_ids(seed + (1 << 20), 16), 8)
+    resident, of_files = server.resident()
+    return {
+        "seconds to ready": server.seconds_to_ready,
+        "idle, % of a core": 100 * server.idle_cores(),
+        "resident after one request, MiB": resident / 2**20,
+        "of it mapped files, MiB": of_files / 2**20,
+    }
 
 
-def offline(engines, models, rounds):
-    """{model: {measure: {engine: [tokens a second]}}}"""
-    results = {m: {x: {e.name: [] for e in engines} for x in MEASURES} for m in models}
-    for index in range(rounds):
-        for model, path in models.items():
-            for engine in in_turn(engines, index):
-                for measure, value in engine.bench(path).items():
-                    results[model][measure][engine.name].append(value)
-                say(f"round {index + 1}, {model}, {engine.name}: "
-                    + ", ".join(f"{x} {results[model][x][engine.name][-1]:.0f}" for x in MEASURES))
-    return results
+def shared_prefix(server, seed, title, clients):
+    result = load.shared_prefix(server.port, seed, clients)
+    return {
+        f"{title}: output tokens/s": result["tokens_per_second"],
+        f"{title}: time to first token, p50 ms": 1e3 * statistics.median(result["times_to_first"]),
+    }
 
 
-def one_serving_round(engine, path, seed):
+def long_prompt(server, seed):
+    result = load.long_prompt_beside(server.port, seed)
+    return {
+        "long prompt: others' inter-token p99 ms": 1e3 * percentile(result["gaps"], 0.99),
+        "long prompt: its time to first token, ms": 1e3 * result["time_to_first"],
+        "the same alone, ms": 1e3 * result["alone"],
+    }
+
+
+SERVED_CELLS = {
+    "start": start,
+    "clients": lambda server, seed: {"16 clients: output tokens/s": load.many_clients(server.port, seed)},
+    "prefix": lambda server, seed: shared_prefix(server, seed + 1, "4 clients, shared prefix", 4),
+    "prefix16": lambda server, seed: shared_prefix(server, seed + 2, "16 clients, shared prefix", 16),
+    "long": lambda server, seed: long_prompt(server, seed + 3),
+}
+
+
+def served_round(engine, model, names, seed):
+    """{title: value}, or under a cell's own name what went wrong."""
     values = {}
-    with engine.serve(path, 5) as server:
-        values["seconds to ready"] = server.seconds_to_ready
-        values["idle, % of a core"] = 100 * server.idle_cores()
-        load.stream(server.port, load.random_ids(seed + (1 << 20), 16), 8)  # the first request pays for what comes once
-        shared = load.shared_prefix(server.port, seed)
-        values["shared prefix: output tokens/s"] = shared["tokens_per_second"]
-        values["shared prefix: time to first token, p50 ms"] = 1e3 * statistics.median(shared["times_to_first"])
-        values["long prompt: others' inter-token p99 ms"] = 1e3 * percentile(
-            (beside := load.long_prompt_beside(server.port, seed + 1))["gaps"], 0.99
-        )
-        values["long prompt: its time to first token, ms"] = 1e3 * beside["time_to_first"]
-        resident, of_files = server.resident()
-        values["resident after that, MiB"] = resident / 2**20
-        values["of it mapped files, MiB"] = of_files / 2**20
+    try:
+        with engine.serve(model, 16 if {"clients", "prefix16"} & set(names) else 5) as server:
+            load.stream(server.port, load.random_ids(seed + (1 << 21), 16), 8)  # pays for what comes once
+            for name in names:
+                try:
+                    values |= SERVED_CELLS[name](server, seed)
+                except (OSError, RuntimeError, LookupError) as error:
+                    values[name] = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+    except (CannotError, RuntimeError) as error:
+        values |= dict.fromkeys(names, str(error).replace("\n", " ")[-300:])
     return values
 
 
-def serving(engines, path, rounds):
-    """{measure: {engine: [value]}}"""
-    results = {}
-    for index in range(rounds):
-        for engine in in_turn(engines, index):
-            for measure, value in one_serving_round(engine, path, 2 * index + 1).items():
-                results.setdefault(measure, {e.name: [] for e in engines})[engine.name].append(value)
-            say(f"round {index + 1}, serving, {engine.name}: "
-                + ", ".join(f"{k} {v[engine.name][-1]:.1f}" for k, v in results.items()))
-    return results
-
-
-HYBRID_BYTES = 300_000_000  # five contexts of chats() in one group, all 16 in groups
-
-
-def hybrid(pair, path, rounds):
-    """Quire with and without KV cache groups in equal memory, both servers up and asked in turn: {measure: {name: [value]}}.
-    A single client's chats are short, so there are several in a round."""
-    results = {}
-    with contextlib.ExitStack() as stack:
-        servers = {engine.name: stack.enter_context(engine.serve(path, 16)) for engine in pair}
-        for server in servers.values():
-            load.stream(server.port, load.random_ids(1 << 20, 16), 8)
-        chats = [clients for _ in range(rounds) for clients in (1, 1, 1, 1, 1, 16)]
-        for index, clients in enumerate(chats):
-            for engine in in_turn(pair, index):
-                rates = load.chats(servers[engine.name].port, index + 1, clients)
-                who = f"{clients} clients" if clients > 1 else "one client"
-                for answers, rate in zip(("first", "later"), rates):
-                    results.setdefault(f"{who}: {answers} answers", {e.name: [] for e in pair})[engine.name].append(rate)
-                say(f"{who}, {engine.name}: first answers {rates[0]:.1f}, later ones {rates[1]:.1f} tokens/s")
-    return results
-
-
-def likelihood(engines, models, text_file):
-    """{model: {engine: mean negative log-likelihood}} of the golden text over several lengths of context (one alone is a
+def likelihood(engines, model, text_file):
+    """{engine: mean negative log-likelihood, or why none} of the golden text over several lengths of context (one alone is a
     thousand tokens, and its mean moves by more than the engines differ), or of a longer text in contexts of 512."""
-    results = {}
-    for model, path in models.items():
-        golden = json.loads((ROOT / "tests/golden/models" / GOLDEN[model] / "golden.json").read_text())
-        text, ids, bos = golden["nll"]["text"], golden["nll"]["ids"], golden["bos_prepended"]
-        contexts = [len(ids) // parts for parts in (2, 4, 8)]
-        if text_file:
-            text = Path(text_file).read_text()
-            ids, contexts = next(e for e in engines if e.name == "Quire").tokenize(path, text), [512]
-        results[model] = {
-            e.name: statistics.fmean(e.mean_nll(path, text, ids, context, bos) for context in contexts) for e in engines
-        }
-        say(f"{model}: {results[model]}")
-    return results
+    able = [e for e in engines if hasattr(e, "mean_nll") and model.golden]
+    reason = "only of real files, by Quire and llama.cpp"
+    results = {e.name: reason for e in engines if e not in able}
+    if not able:
+        return results
+    golden = json.loads((ROOT / "tests/golden/models" / model.golden / "golden.json").read_text())
+    text, ids, bos = golden["nll"]["text"], golden["nll"]["ids"], golden["bos_prepended"]
+    contexts = [len(ids) // parts for parts in (2, 4, 8)]
+    if text_file:
+        text = Path(text_file).read_text()
+        ids, contexts = next(e for e in engines if e.name == "Quire").tokenize(model, text), [512]
+    means = {e.name: statistics.fmean(e.mean_nll(model, text, ids, context, bos) for context in contexts) for e in able}
+    return results | means
 
 
-def cell(values):
-    middle = statistics.median(values)
-    digits = 0 if middle >= 100 else 1 if middle >= 10 else 2
-    return f"{middle:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+def one_turn(engine, model, names, round_index):
+    values, served = {}, [n for n in names if n in SERVED_CELLS]
+    if offline := [n for n in names if n not in SERVED_CELLS]:
+        values |= offline_round(engine, model, offline)
+    if served:
+        values |= served_round(engine, model, served, 10 * round_index + 1)
+    return values
 
 
-def table(rows, names):
-    ratio = len(names) == 2
-    lines = ["| | " + " | ".join(names) + (" | ratio" if ratio else "") + " |", "|---|" + "---|" * (len(names) + ratio)]
-    for title, values in rows.items():
-        cells = [cell(values[name]) for name in names]
-        if ratio:
-            mine, theirs = (statistics.median(values[name]) for name in names)
-            cells.append(f"{mine / theirs:.2f}" if theirs else "")
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def measure(engines, chosen, names, rounds, probe, keep):
+    """({model: {title: {engine: [value]}}}, [probes]); `keep` is called with both after every turn."""
+    results, probes = {m.name: {} for m in chosen}, []
+    for index in range(rounds):
+        for model in chosen:
+            for engine in in_turn(engines, index):
+                probes.append(probe())
+                values = one_turn(engine, model, names, index)
+                for title, value in values.items():
+                    results[model.name].setdefault(title, {}).setdefault(engine.name, []).append(value)
+                say(f"round {index + 1}, {model.name}, {engine.name}: {values} {probes[-1]}")
+                keep(results, probes)
+        probes.append(probe())
+    return results, probes
 
 
-def machine():
+def prober(program, threads):
+    if not Path(program).exists():
+        say(f"{program} is not built (cmake -DQUIRE_BUILD_BENCH=ON): no probes")
+        return dict
+    return lambda: json.loads(output_of([program, threads]).stdout)
+
+
+def machine(probes):
     names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-    return f"{names[0] if names else 'unknown CPU'}, {len(os.sched_getaffinity(0))} CPUs, load before {os.getloadavg()[0]:.1f}"
+    about = f"{names[0] if names else 'unknown CPU'}, {len(os.sched_getaffinity(0))} CPUs"
+    for key, unit in (("dram_gb_s", "GB/s read from memory"), ("vnni_tops", "T operations/s of vpdpbusd")):
+        if values := [p[key] for p in probes if key in p]:
+            about += f", {statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f}) {unit}"
+    if any("amx" in p for p in probes):
+        about += f", AMX {'usable' if probes[0]['amx'] else 'not usable'}"
+    return about
 
 
-def report(results, engines, options, about):
-    names = [e.name for e in engines]
-    parts = [f"{about}; {options.threads} threads, {options.rounds} rounds: median (smallest-largest)."]
-    for model, rows in results.get("offline", {}).items():
-        parts.append(f"\n{TITLES[model]}, tokens/s:\n\n{table(rows, names)}")
-    for model, rows in results.get("http", {}).items():
-        parts.append(f"\n{TITLES[model]}, through HTTP:\n\n{table(rows, names)}")
-    for model, rows in results.get("hybrid", {}).items():
-        pair = list(next(iter(rows.values())))
-        parts.append(f"\n{TITLES[model]}, {HYBRID_BYTES} bytes of KV cache, output tokens/s:\n\n{table(rows, pair)}")
-    if results.get("nll"):
-        rows = {TITLES[m]: {name: [value] for name, value in v.items()} for m, v in results["nll"].items()}
-        lines = ["| | " + " | ".join(e.name for e in engines) + " |", "|---|" + "---|" * len(engines)]
-        lines += [f"| {title} | " + " | ".join(f"{v[e.name][0]:.4f}" for e in engines) + " |" for title, v in rows.items()]
-        parts.append("\nMean negative log-likelihood of the same tokens:\n\n" + "\n".join(lines))
-    return "\n".join(parts)
-
-
-def model_path(name):
-    command = [sys.executable, ROOT / "scripts" / "fetch_model.py", name]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+def make_engines(options):
+    threads = options.threads
+    makers = {
+        "quire": lambda: Quire(options.quire, threads),
+        "llama.cpp": lambda: LlamaCpp(
+            models.last_line([PEERS.parent / "build_llama_cpp.sh", *([options.llama_cpp] if options.llama_cpp else [])]),
+            threads,
+        ),
+        "openvino": lambda: OpenVino(models.last_line([PEERS / "install.sh", "openvino"]), threads),
+        "vllm": lambda: Vllm(models.last_line([PEERS / "install.sh", "vllm"]), threads),
+    }
+    unknown = set(options.engines.split(",")) - set(makers)
+    if unknown:
+        sys.exit(f"error: --engines: {', '.join(sorted(unknown))} is none of {', '.join(makers)}")
+    return [makers[name]() for name in options.engines.split(",")]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quire", default=ROOT / "build" / "release" / "quire", help="the program")
     parser.add_argument("--llama-cpp", help="a folder with llama.cpp's programs, instead of building them")
-    parser.add_argument("--engines", default="quire,llama.cpp", help="which of the two to run")
+    parser.add_argument("--probe", default=ROOT / "build" / "release" / "tests" / "bench" / "probe_bench")
+    parser.add_argument("--engines", default="quire,llama.cpp")
     parser.add_argument("--models", default="smollm2,gemma3")
-    parser.add_argument("--only", default="offline,http,nll")
-    parser.add_argument("--text", help="a file whose likelihood to compare, instead of the golden text")
+    parser.add_argument("--cells", default="pp512,tg64,tg64@8,start,prefix,long,nll")
+    parser.add_argument("--text", help="a file whose likelihood nll compares, instead of the golden text; needs quire")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", help="also write every single value to this file")
+    parser.add_argument("--without-amx", action="store_true", help="keep oneDNN, in OpenVINO and vLLM, from using AMX")
+    parser.add_argument("--json", help="also write every single value to this file, after every turn")
     options = parser.parse_args()
+    names = options.cells.split(",")
+    for name in names:
+        if name not in SERVED_CELLS and name not in AFTERWARDS:
+            try:
+                cells.parse(name)
+            except ValueError as error:
+                sys.exit(f"error: --cells: {error}; or one of {', '.join((*SERVED_CELLS, *AFTERWARDS))}")
+    if options.text and "quire" not in options.engines.split(","):
+        sys.exit("error: --text needs the engine quire, which makes tokens of it")
 
-    engines = []
-    if "quire" in options.engines:
-        engines.append(Quire(options.quire, options.threads))
-    if "llama.cpp" in options.engines:
-        build = [ROOT / "tests" / "bench" / "build_llama_cpp.sh", *([options.llama_cpp] if options.llama_cpp else [])]
-        folder = subprocess.run(build, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
-        engines.append(LlamaCpp(folder, options.threads))
-    models = {name: model_path(name) for name in options.models.split(",")}
-    parts, about = options.only.split(","), machine()
+    if options.without_amx:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
+    engines = make_engines(options)
+    chosen = [models.find(name, "vllm" in options.engines) for name in options.models.split(",")]
 
-    results = {}
-    if "offline" in parts:
-        results["offline"] = offline(engines, models, options.rounds)
-    if "nll" in parts:
-        results["nll"] = likelihood(engines, models, options.text)
-    if "http" in parts:
-        results["http"] = {name: serving(engines, path, options.rounds) for name, path in models.items()}
-    if "hybrid" in parts:
-        flags = ("--max-model-len", 4096, "--kv-cache-memory-bytes", HYBRID_BYTES)
-        pair = [
-            Quire(options.quire, options.threads, "groups", flags),
-            Quire(options.quire, options.threads, "one group", (*flags, "--disable-hybrid-kv-cache-manager")),
-        ]
-        results["hybrid"] = {name: hybrid(pair, path, options.rounds) for name, path in models.items()}
-    if options.json:
-        Path(options.json).write_text(json.dumps({"about": about, **results}, indent=1))
-    print(report(results, engines, options, about))
+    groups, pair = {}, hybrid.pair(options.quire, options.threads)
+
+    def keep(results, probes):
+        if options.json:
+            values = {"about": machine(probes), "results": results, "hybrid": groups, "probes": probes}
+            Path(options.json).write_text(json.dumps(values, indent=1))
+
+    in_rounds = [name for name in names if name not in AFTERWARDS]
+    probe = prober(options.probe, options.threads)
+    results, probes = measure(engines, chosen, in_rounds, options.rounds if in_rounds else 0, probe, keep)
+    if "nll" in names:
+        for model in chosen:
+            results[model.name]["nll"] = {e: [v] for e, v in likelihood(engines, model, options.text).items()}
+    if "hybrid" in names:
+        for model in chosen:
+            groups[model.name] = hybrid.measure(pair, model, options.rounds, say)
+    keep(results, probes)
+    about = machine(probes) + (", not used by oneDNN" if options.without_amx else "")
+    print(f"{about}; {options.threads} threads, {options.rounds} rounds: median (smallest-largest).")
+    for model in chosen:
+        if rows := results[model.name]:
+            print(f"\n{model.title}:\n")
+            print(table(rows, [e.name for e in engines], lower_is_better=lambda title: not HIGHER_IS_BETTER.search(title)))
+        if "hybrid" in names:
+            print(f"\n{model.title}, {hybrid.BYTES} bytes of KV cache, output tokens/s:\n")
+            print(table(groups[model.name], [e.name for e in pair], mine=pair[0].name))
 
 
 if __name__ == "__main__":
