@@ -38,7 +38,7 @@ def cell(values):
     if not values:
         return "not run"
     middle = statistics.median(values)
-    digits = 0 if middle >= 100 else 1 if middle >= 10 else 2
+    digits = 0 if middle >= 100 else 1 if middle >= 10 else 3
     return f"{middle:,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 

@@ -23,7 +23,7 @@ def test_each_engine_begins_a_round_in_its_turn():
 @pytest.mark.parametrize(
     "values, text",
     [
-        ([3.0, 1.0, 2.0], "2.00 (1.00-3.00)"),
+        ([3.0, 1.0, 2.0], "2.000 (1.000-3.000)"),
         ([30.0, 10.0], "20.0 (10.0-30.0)"),
         ([1234.4, 1000.0, 2000.6], "1,234 (1,000-2,001)"),
         ([], "not run"),
@@ -63,9 +63,9 @@ def test_a_cell_that_an_engine_cannot_do_is_in_the_table_with_its_reason():
     assert tables.table(rows, ["Quire", "a"]).splitlines() == [
         "| | Quire | a | ratio |",
         "|---|---|---|---|",
-        "| pp512 | 2.00 (2.00-2.00) | none [1] |  |",
-        "| tg64 | 2.00 (2.00-2.00) | none [1] |  |",
-        "| x | 1.00 (1.00-1.00) | not run |  |",
+        "| pp512 | 2.000 (2.000-2.000) | none [1] |  |",
+        "| tg64 | 2.000 (2.000-2.000) | none [1] |  |",
+        "| x | 1.000 (1.000-1.000) | not run |  |",
         "",
         "[1] no BF16",
     ]
