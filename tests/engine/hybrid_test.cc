@@ -331,14 +331,14 @@ TEST_P(Hybrid, EveryConfigurationGivesTheSameBits) {
   std::mt19937 random(2026);
   int ran = 0, tried = 0;
   Layouts layouts;
-  const auto modes = needs_hybrid() ? std::vector{true, true, true, false} : std::vector{true, false};
+  const auto modes = needs_hybrid() ? std::vector{true, true, false} : std::vector{true, false};
   for (const Numbers& numbers : kNumbers) {
     const auto want = reference(numbers);
     for (const std::string& layout : kAll) {
       for (const int block : {16, 32, 64, 192, 1152}) {
         for (const bool hybrid : modes) {
           const Config c = drawn(random, {.numbers = numbers, .layout = layout, .block = block, .hybrid = hybrid});
-          if (&numbers != kNumbers && random() % 2 == 0) continue;
+          if (&numbers != kNumbers && random() % 4 != 0) continue;
           const int before = ran;
           EXPECT_EQ(run(c, want, ran), "") << c.text();
           const bool possible = hybrid || !needs_hybrid();
