@@ -40,10 +40,11 @@ class Runner {
  public:
   explicit Runner(engine::Core& core) : core_(core) {}
 
-  // Seconds from the first step on until all requests have ended.
+  // Tokens a second: of the prompt, up to its first token, if one token is generated; else of all requests together
+  // from the moment on when each has its first token, so that decoding is timed alone.
   double run(int requests, int prompt_tokens, int generated) {
-    // Prompts first, so that decoding is timed alone: until every request has its first token.
     int started = 0, ended = 0;
+    size_t tokens = 0;
     for (int i = 0; i < requests; ++i) {
       Request request;
       request.prompt = prompt(prompt_tokens, core_.info().vocab_size, ++runs_);
@@ -53,7 +54,8 @@ class Runner {
       auto first = std::make_shared<bool>(true);
       core_.add(
           RequestId(++next_id_), std::move(request),
-          [&started, &ended, first](const Update& update) {
+          [&started, &ended, &tokens, first](const Update& update) {
+            tokens += update.tokens.size();
             if (*first) ++started;
             *first = false;
             if (update.finish != FinishReason::kNone) ++ended;
@@ -63,8 +65,15 @@ class Runner {
     const double begin = now_seconds();
     while (started < requests) step();
     const double prefilled = now_seconds();
+    if (generated == 1) return prompt_tokens / (prefilled - begin);
+    if (ended > 0)
+      std::exit(report({ErrorKind::kInvalidRequest,
+                        fmt::format("{} requests do not run together: some end before others begin; more KV cache or "
+                                    "more tokens to generate are needed",
+                                    requests)}));
+    tokens = 0;
     while (ended < requests) step();
-    return generated == 1 ? prefilled - begin : now_seconds() - prefilled;
+    return static_cast<double>(tokens) / (now_seconds() - prefilled);
   }
 
  private:
@@ -77,12 +86,11 @@ class Runner {
   uint64_t runs_ = 0;
 };
 
-Figure measure(const engine::Core& core, const std::string& name, int repetitions, double tokens,
-               const std::function<double()>& run) {
+Figure measure(const engine::Core& core, const std::string& name, int repetitions, const std::function<double()>& run) {
   run();
   const EngineStats before = core.stats();
   Figure figure{name, {}};
-  for (int i = 0; i < repetitions; ++i) figure.tokens_per_second.push_back(tokens / run());
+  for (int i = 0; i < repetitions; ++i) figure.tokens_per_second.push_back(run());
   std::ranges::sort(figure.tokens_per_second);
   const EngineStats after = core.stats();
   figure.overhead_us =
@@ -131,18 +139,17 @@ int bench(const BenchFlags& flags) {
   std::vector<Figure> figures;
   for (int prompt : flags.prompt_tokens)
     if (prompt > 0)
-      figures.push_back(measure(**core, fmt::format("pp{}", prompt), flags.repetitions, prompt,
-                                [&] { return runner.run(1, prompt, 1); }));
+      figures.push_back(
+          measure(**core, fmt::format("pp{}", prompt), flags.repetitions, [&] { return runner.run(1, prompt, 1); }));
   if (flags.generated_tokens > 0) {
     for (int batch : flags.batch)
       figures.push_back(measure(**core,
                                 batch == 1 ? fmt::format("tg{}", flags.generated_tokens)
                                            : fmt::format("tg{}@{}", flags.generated_tokens, batch),
-                                flags.repetitions, static_cast<double>(batch) * (flags.generated_tokens - 1),
+                                flags.repetitions,
                                 [&] { return runner.run(batch, kDecodePrompt, flags.generated_tokens); }));
     for (int depth : flags.depth)
       figures.push_back(measure(**core, fmt::format("tg{}@d{}", flags.generated_tokens, depth), flags.repetitions,
-                                flags.generated_tokens - 1,
                                 [&] { return runner.run(1, depth, flags.generated_tokens); }));
   }
   print(figures, flags, (*core)->info());

@@ -49,7 +49,14 @@ struct Softmax {
     out.assign(static_cast<size_t>(rank), 0.0F);
   }
 
+  // A side without a maximum is empty and changes nothing.
   void merge(const Softmax& chunk) {
+    constexpr float kNone = -std::numeric_limits<float>::infinity();
+    if (chunk.maximum == kNone) return;
+    if (maximum == kNone) {
+      *this = chunk;
+      return;
+    }
     const float m = std::max(maximum, chunk.maximum);
     const float a = exp2(maximum - m), b = exp2(chunk.maximum - m);
     sum = std::fma(chunk.sum, b, sum * a);
@@ -120,10 +127,14 @@ class Row {
     const DType dtype = shape_.dtype;
     float p[kChunk];
     chunk_.clear(shape_.rank);
+    bool bad = false;
     for (int i = 0; i < count; i++) {
       p[i] = args_.scale * dot(query(head), key(i), shape_.row_dim(), dtype) * kLog2e;
+      bad |= std::isnan(p[i]);
       chunk_.maximum = std::max(chunk_.maximum, p[i]);
     }
+    if (bad) chunk_.maximum = 0;  // a score that is NaN makes the row NaN, also beside others that are -infinity
+    if (chunk_.maximum == -std::numeric_limits<float>::infinity()) return;
     float lanes[16] = {};
     for (int i = 0; i < count; i++) {
       if (!std::isnan(p[i])) p[i] = exp2(p[i] - chunk_.maximum);

@@ -43,6 +43,11 @@ class World {
   size_t query_width() const { return static_cast<size_t>(shape_.heads * shape_.query_dim()); }
   size_t out_width() const { return static_cast<size_t>(shape_.heads * shape_.value_dim); }
   const LatentShape& shape() const { return shape_; }
+  // The dimensions with rope of a row's first head.
+  std::vector<float> rope_query(int row) const {
+    const float* q = queries_.data() + static_cast<size_t>(row) * query_width() + shape_.nope_dim;
+    return {q, q + shape_.rope_dim};
+  }
   RowView& view() { return view_; }
   std::byte* row(int64_t token) { return sequence_row(view_, blocks_.data(), token); }
 
@@ -181,6 +186,32 @@ TEST(LatentAttention, ABadTokenSpoilsOnlyRowsThatReadIt) {
     EXPECT_EQ(std::memcmp(got.data(), want.data(), 300 * other.out_width() * sizeof(float)), 0);
     for (size_t i = 300 * other.out_width(); i < got.size(); i++) ASSERT_TRUE(std::isnan(got[i])) << i;
   }
+}
+
+// Scores of a whole chunk may overflow to -infinity: it counts as absent, as in attention over heads.
+TEST(LatentAttention, AChunkOfMinusInfinityChangesNothing) {
+  World world(DType::kF32), other(DType::kF32);
+  std::vector<float> want(kTokens * world.out_width()), got(want.size());
+  const auto width = static_cast<size_t>(world.shape().row_dim());
+  TokenSelection late;
+  late.reset(1, kTokens);
+  for (int t = 256; t < kTokens; t++) late.add(0, t);
+  world.step(0, kTokens, want);
+  world.step(kTokens - 1, 1, want, 1, &late);
+  // Keys that are huge against the last row's first head, in the dimensions of rope alone.
+  other.step(0, kTokens, got);
+  const std::vector<float> q = other.rope_query(kTokens - 1);
+  float score = 0;
+  for (const float x : q) score -= std::abs(x) * 0x1p127F * 1.9F;
+  ASSERT_EQ(score, -std::numeric_limits<float>::infinity());
+  for (int t = 0; t < 256; t++) {
+    std::vector<float> row(width, 0.0F);
+    for (size_t i = 0; i < q.size(); i++) row[width - q.size() + i] = std::copysign(0x1p127F, -q[i]) * 1.9F;
+    std::memcpy(other.row(t), row.data(), width * sizeof(float));
+  }
+  other.step(kTokens - 1, 1, got);
+  const size_t head = 7, last = (kTokens - 1) * other.out_width();
+  EXPECT_EQ(std::memcmp(got.data() + last, want.data() + last, head * sizeof(float)), 0);
 }
 
 TEST(LatentAttention, RefusesImpossibleShapes) {

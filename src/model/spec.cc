@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <span>
 #include <string_view>
 
 namespace quire::model {
@@ -59,7 +60,27 @@ Result<void> check(const LatentSpec& l, const Layers&) {
         fmt::format("makes {} rows instead of {}: queries, latent and rope, and the indexer's", l.input.rows(), input));
   if (l.query.rows() != queries) return bad(fmt::format("makes {} rows of queries, not {}", l.query.rows(), queries));
   if (l.shape.rope_dim > 0 && l.rope < 0) return bad("has rope dimensions, but no rope");
+  if (l.shape.rope_dim == 0 && l.rope >= 0) return bad("has a rope, but no dimensions for it");
   return {};
+}
+
+// The layer's rope is one of the model's, and turns no more dimensions than a head has.
+Result<void> check_rope(const Mixer& mixer, std::span<const kernels::RopeParameters> ropes) {
+  int rope = -1, dims = 0;
+  if (const auto* a = std::get_if<AttentionSpec>(&mixer)) {
+    rope = a->rope;
+    dims = a->head_dim;
+  } else if (const auto* l = std::get_if<LatentSpec>(&mixer)) {
+    rope = l->rope;
+    dims = l->shape.rope_dim;
+  }
+  if (rope < 0) return {};
+  const std::string& name = name_of(mixer);
+  if (rope >= std::ssize(ropes))
+    return fail(ErrorKind::kUnsupported, fmt::format("layer {} has rope {} of {}", name, rope, ropes.size()), name);
+  const int turned = ropes[static_cast<size_t>(rope)].rotary_dim;
+  if (turned <= dims) return {};
+  return fail(ErrorKind::kUnsupported, fmt::format("layer {} turns {} of {} dimensions", name, turned, dims), name);
 }
 
 // All names that the layer has in the cache plan.
@@ -87,6 +108,7 @@ Result<void> validate(const ModelSpec& spec) {
   Layers earlier;  // null: a name without keys and values of its own
   for (const LayerSpec& layer : spec.layers) {
     if (auto ok = std::visit([&](const auto& mixer) { return check(mixer, earlier); }, layer.mixer); !ok) return ok;
+    if (auto ok = check_rope(layer.mixer, spec.ropes); !ok) return ok;
     for (const std::string_view name : cache_names(layer.mixer))
       if (!earlier.emplace(name, std::get_if<AttentionSpec>(&layer.mixer)).second)
         return fail(ErrorKind::kUnsupported, fmt::format("two layers are called {}", name), std::string(name));

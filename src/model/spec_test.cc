@@ -67,6 +67,7 @@ ModelSpec latent() {
   l.shape = {.heads = 2, .nope_dim = 8, .rope_dim = 4, .value_dim = 8, .rank = 16};
   l.query_rank = 12;
   l.rope = 0;
+  spec.ropes.push_back({.rotary_dim = 4});
   PooledIndexSpec& index = l.indexer.emplace();
   index.keys_name = "a.keys";
   index.ring_name = "a.ring";
@@ -86,6 +87,19 @@ TEST(ModelSpec, LatentLayersMakeWhatTheirShapesSay) {
                {+[](LatentSpec& l) { l.query.parts.pop_back(); }, "24 rows of queries, not 40"},
                {+[](LatentSpec& l) { l.query.cols = 13; }, "from 13 numbers, not from 12"},
                {+[](LatentSpec& l) { l.rope = -1; }, "no rope"},
+               {+[](LatentSpec& l) { l.rope = 1; }, "rope 1 of 1"},
+               {+[](LatentSpec& l) {
+                  l.shape.rope_dim = 2;
+                  l.input.parts[0].rows -= 2;
+                  l.query.parts[0].rows -= 4;
+                },
+                "turns 4 of 2 dimensions"},
+               {+[](LatentSpec& l) {
+                  l.shape.rope_dim = 0;
+                  l.input.parts[0].rows -= 4;
+                  l.query.parts[0].rows -= 8;
+                },
+                "no dimensions for it"},
                {+[](LatentSpec& l) { l.shape.rank = 0; }, "latent rank"},
                {+[](LatentSpec& l) { l.indexer->shape.top_k = 18; }, "multiple of the pool"},
                {+[](LatentSpec& l) { l.indexer->ring_name = "a"; }, "two layers are called a"}};

@@ -213,13 +213,15 @@ std::string difference(const std::vector<Answer>& got, const std::vector<Answer>
   return {};
 }
 
-// Over positions below `end`.
+// Over positions below `end`; infinite where a logit is not finite.
 double worst_error(const Answer& answer, const std::vector<std::vector<double>>& want, int64_t end = 1 << 30) {
   double worst = 0;
   for (const auto& [position, logits] : answer.logits)
     if (position < end)
-      for (size_t i = 0; i < logits.size(); ++i)
+      for (size_t i = 0; i < logits.size(); ++i) {
+        if (!std::isfinite(logits[i])) return HUGE_VAL;
         worst = std::max(worst, std::abs(static_cast<double>(logits[i]) - want[static_cast<size_t>(position)][i]));
+      }
   return worst;
 }
 
