@@ -64,7 +64,7 @@ sched::StepCost cost_of(const SimulateFlags& flags) {
 // What fits the time that the engine aims at, but every decoding request and some tokens of prompts always do.
 int64_t token_budget(const EngineOptions& options, const sched::StepCost& cost) {
   const int64_t aim_ns = std::chrono::nanoseconds(options.step_time).count();
-  const int64_t fit = aim_ns / std::max<int64_t>(cost.token_ns, 1);
+  const int64_t fit = (aim_ns - cost.step_ns) / std::max<int64_t>(cost.token_ns, 1);
   return std::min<int64_t>(std::max(fit, engine::StepBudget::kLeastPromptTokens + options.max_num_seqs),
                            options.max_num_batched_tokens);
 }

@@ -16,6 +16,7 @@ using nlohmann::json;
 constexpr int kMostDepth = 4;
 constexpr int64_t kMostLayers = 4096;
 constexpr int64_t kMostTokens = int64_t{1} << 32;
+constexpr int64_t kMostLength = int64_t{1} << 24;  // of a request: a trace's tokens are kept in memory
 constexpr int64_t kMostBytes = int64_t{1} << 32;
 
 const char* const kKeys[] = {"count",     "kind",        "window",          "chunk",           "num_kv_heads",
@@ -73,6 +74,11 @@ void check_kind(Entry& entry, const std::string& kind) {
       {"window", "sliding_window"}, {"chunk", "chunked_local"}, {"checkpoints", "recurrent"}};
   for (const auto& [key, owner] : own)
     if (entry.has(key) && kind != owner) entry.wrong(fmt::format("\"{}\" is for \"kind\": \"{}\" alone", key, owner));
+  for (const char* key : {"latent", "tokens_per_state"})
+    if (entry.has(key) && (kind == "recurrent" || kind == "circular_buffer"))
+      entry.wrong(fmt::format("\"{}\" is not for \"kind\": \"{}\"", key, kind));
+  if (kind == "circular_buffer" && !entry.has("block_size"))
+    entry.wrong("\"block_size\" is missing: the rows of the ring");
   if (kind == "recurrent" && !entry.has("state_bytes"))
     entry.wrong("\"state_bytes\" is missing: the bytes of one recurrent state");
 }
@@ -96,10 +102,13 @@ Retention retention_of(Entry& entry) {
 // Of one head: K and V, one latent row, or what the file says.
 int64_t state_bytes_of(Entry& entry, const CacheSpec& spec) {
   if (entry.has("state_bytes")) {
-    if (entry.has("head_size")) entry.wrong("it has both \"state_bytes\" and \"head_size\"");
+    for (const char* key : {"head_size", "value_head_size"})
+      if (entry.has(key)) entry.wrong(fmt::format("it has both \"state_bytes\" and \"{}\"", key));
     return entry.integer("state_bytes", 1, kMostBytes);
   }
   const auto element = static_cast<int64_t>(size_of(spec.dtype));
+  if (spec.storage == Storage::kLatent && entry.has("value_head_size"))
+    entry.wrong("\"value_head_size\" is not for latent rows: they have no values");
   const int64_t head = entry.integer("head_size", 1, 1 << 20);
   const int64_t value = spec.storage == Storage::kLatent ? 0 : entry.integer("value_head_size", 0, 1 << 20, head);
   return (head + value) * element;
@@ -118,6 +127,8 @@ CacheSpec spec_of(Entry& entry, int64_t block_size) {
     entry.wrong(fmt::format("\"dtype\" must be f32, f16, bf16, i8 or u8, not \"{}\"", dtype));
   }
   spec.num_kv_heads = entry.integer("num_kv_heads", 1, 1 << 16, 1);
+  if (spec.num_kv_heads > 1 && spec.storage != Storage::kHeads)
+    entry.wrong("\"num_kv_heads\" must be 1: all heads share a latent row or a state");
   spec.tokens_per_state = entry.integer("tokens_per_state", 1, kMostTokens, 1);
   spec.block_size = entry.integer("block_size", 1, kMostTokens, block_size);
   spec.state_bytes = state_bytes_of(entry, spec);
@@ -154,8 +165,8 @@ Result<LayerFile> parse_layer_file(std::string_view text, int64_t block_size) {
     if (key != "max_model_len" && key != "layers") return wrong_file(fmt::format("unknown key \"{}\"", key));
   LayerFile file;
   const auto length = object.find("max_model_len");
-  if (length == object.end() || !length->is_number_integer() || *length < 1 || *length > kMostTokens)
-    return wrong_file(fmt::format("\"max_model_len\" must be an integer from 1 to {}", kMostTokens));
+  if (length == object.end() || !length->is_number_integer() || *length < 1 || *length > kMostLength)
+    return wrong_file(fmt::format("\"max_model_len\" must be an integer from 1 to {}", kMostLength));
   file.max_model_len = length->get<int64_t>();
   const auto layers = object.find("layers");
   if (layers == object.end() || !layers->is_array() || layers->empty())

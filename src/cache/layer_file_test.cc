@@ -59,6 +59,14 @@ TEST(LayerFile, SaysWhatIsWrong) {
     const char* message;
   } cases[] = {
       {"", "malformed JSON at byte 1"},
+      {file_of(R"({"latent": true, "head_size": 8, "value_head_size": 8})"), "\"value_head_size\" is not for latent"},
+      {file_of(R"({"latent": true, "head_size": 8, "num_kv_heads": 8})"), "\"num_kv_heads\" must be 1"},
+      {file_of(R"({"kind": "recurrent", "state_bytes": 8, "num_kv_heads": 2})"), "\"num_kv_heads\" must be 1"},
+      {file_of(R"({"kind": "recurrent", "state_bytes": 8, "latent": true})"), "\"latent\" is not for"},
+      {file_of(R"({"kind": "recurrent", "state_bytes": 8, "tokens_per_state": 2})"), "\"tokens_per_state\" is not for"},
+      {file_of(R"({"kind": "circular_buffer", "state_bytes": 8})"), "\"block_size\" is missing"},
+      {file_of(R"({"state_bytes": 8, "value_head_size": 8})"), "both \"state_bytes\" and \"value_head_size\""},
+      {R"({"max_model_len": 2147483648, "layers": [{"head_size": 1}]})", "integer from 1 to 16777216"},
       {"[]", "must be a JSON object"},
       {R"({"layers": [{"head_size": 8}]})", "\"max_model_len\" must be an integer"},
       {R"({"max_model_len": -1, "layers": [{"head_size": 8}]})", "\"max_model_len\" must be an integer"},
