@@ -120,7 +120,7 @@ Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, cons
 
 void AttentionGroups::prepare(const StepBatch& batch, int workers) {
   for (AttentionGroup& group : groups_) {
-    const GroupTables& tables = batch.groups[static_cast<size_t>(group.cache_group.value)];
+    const GroupTables& tables = batch.tables(group.cache_group);
     const int64_t block_tokens = group.shape.page_tokens * group.kernel_view.pages_per_block;
     used_columns_.clear();
     for (const BatchSequence& sequence : batch.sequences) {

@@ -232,7 +232,7 @@ void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, c
   const AttentionGroup& group = caches.group(cache);
   if (spec.keeps_own()) {
     const float* k = floats(wide_) + q_width;
-    const auto& slots = batch.groups[static_cast<size_t>(group.cache_group.value)].slots;
+    const auto& slots = batch.tables(group.cache_group).slots;
     kernels::write_kv(*kernels_, group.shape, cache.view, {slots, k, k + kv_width, stride, stride}, *pool_);
   }
   const kernels::AttentionRows rows{
@@ -260,7 +260,7 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
 
   const RowCache& cache = caches.rows(spec.name);
   const auto state = [&](int32_t block) { return reinterpret_cast<float*>(cache.view.row(block, 0)); };
-  const GroupTables& tables = batch.groups[static_cast<size_t>(cache.cache_group.value)];
+  const GroupTables& tables = batch.tables(cache.cache_group);
   states_.clear();
   for (size_t s = 0; s < batch.sequences.size(); ++s) {
     const BatchSequence& sequence = batch.sequences[s];
@@ -338,7 +338,7 @@ void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, cons
   const RowCache& cache = caches.rows(spec.name);
   kernels::LatentShape shape = spec.shape;
   shape.dtype = cache.dtype;
-  const GroupTables& tables = batch.groups[static_cast<size_t>(cache.cache_group.value)];
+  const GroupTables& tables = batch.tables(cache.cache_group);
   kernels::write_latents(shape, cache.view, tables.slots, floats(wide_) + spec.query_rank, stride, *pool_);
   const kernels::TokenSelection* selected = spec.indexer ? select(batch, caches, spec, *weights.indexer) : nullptr;
   kernels::attend_latents({.shape = shape,
@@ -359,9 +359,6 @@ const kernels::TokenSelection* Forward::select(const StepBatch& batch, const Att
                                                const model::PooledIndexWeights& weights) {
   const model::PooledIndexSpec& index = *spec.indexer;
   const RowCache &keys = caches.rows(index.keys_name), &ring = caches.rows(index.ring_name);
-  const auto tables = [&](const RowCache& cache) -> const GroupTables& {
-    return batch.groups[static_cast<size_t>(cache.cache_group.value)];
-  };
   const auto stride = static_cast<size_t>(spec.input.rows());
   const float* key = floats(wide_) + spec.query_rank + spec.shape.row_dim();
   kernels::PooledIndexArgs args = {.shape = index.shape,
@@ -376,9 +373,9 @@ const kernels::TokenSelection* Forward::select(const StepBatch& batch, const Att
                                    .q = floats(wide_) + static_cast<size_t>(batch.rows()) * stride + spec.query_rows(),
                                    .q_stride = static_cast<size_t>(spec.query.rows()),
                                    .keys = keys.view,
-                                   .key_slots = tables(keys).slots_for(index.shape.pool),
+                                   .key_slots = batch.tables(keys.cache_group).slots_for(index.shape.pool),
                                    .ring = ring.view,
-                                   .ring_slots = tables(ring).slots};
+                                   .ring_slots = batch.tables(ring.cache_group).slots};
   args.shape.dtype = keys.dtype;
   const auto sequences = sequences_of(batch, keys);
   kernels::pool_keys(args, sequences, *pool_);
@@ -388,7 +385,7 @@ const kernels::TokenSelection* Forward::select(const StepBatch& batch, const Att
 
 // The step's sequences with the manager blocks that the rows of `cache` lie in.
 std::span<const kernels::AttentionSequence> Forward::sequences_of(const StepBatch& batch, const RowCache& cache) {
-  const GroupTables& tables = batch.groups[static_cast<size_t>(cache.cache_group.value)];
+  const GroupTables& tables = batch.tables(cache.cache_group);
   const auto width = static_cast<size_t>(tables.width);
   sequences_.clear();
   for (size_t s = 0; s < batch.sequences.size(); ++s) {

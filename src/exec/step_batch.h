@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/ids.h"
 #include "quire/request.h"
 
 namespace quire::exec {
@@ -43,6 +44,7 @@ struct StepBatch {
   std::vector<int> logits_rows;     // rows whose logits are wanted, ascending
   std::vector<GroupTables> groups;  // by GroupId
 
+  const GroupTables& tables(GroupId group) const { return groups[static_cast<size_t>(group.value)]; }
   int rows() const { return static_cast<int>(tokens.size()); }
 };
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/lane_sum.h"
 #include "kernels/math.h"
 #include "kernels/shape_check.h"
 
@@ -13,13 +14,10 @@ namespace {
 constexpr int kMaxDim = 256;
 constexpr int kMaxConv = 8;
 
-// Sixteen partial sums, then the tree i+8, i+4, i+2, i+1 (rule 5).
 float sum_of_squares(const float* x, int n) {
   float lanes[16] = {};
   for (int i = 0; i < n; i++) lanes[i % 16] = std::fma(x[i], x[i], lanes[i % 16]);
-  for (int step = 8; step > 0; step /= 2)
-    for (int i = 0; i < step; i++) lanes[i] += lanes[i + step];
-  return lanes[0];
+  return sum_of_lanes(lanes);
 }
 
 // log(1 + y) for y in [0, 1]; the quotient takes back what the rounding of 1 + y loses.

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/test_numbers.h"
 
 namespace quire::kernels {
 namespace {
@@ -18,18 +18,11 @@ constexpr int kTokens = 50;
 constexpr size_t kStride = 3 * (2 * 20 + 12) + 6 + 5;
 constexpr size_t kOut = 3 * 12 + 1;
 
-std::vector<float> numbers(size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<float> x(n);
-  for (float& v : x) v = static_cast<float>(random() >> 8) * 0x1p-23F - 1;
-  return x;
-}
-
 // One sequence and its weights.
 struct World {
-  std::vector<float> conv = numbers(static_cast<size_t>(kShape.channels()) * 4, 1);
-  std::vector<float> decay = numbers(3, 2), dt_bias = numbers(3, 3);
-  std::vector<float> x = numbers(kTokens * kStride, 4);
+  std::vector<float> conv = test_numbers(static_cast<size_t>(kShape.channels()) * 4, 1);
+  std::vector<float> decay = test_numbers(3, 2), dt_bias = test_numbers(3, 3);
+  std::vector<float> x = test_numbers(kTokens * kStride, 4);
 
   // Besides a usual head one that forgets very slowly per unit, in many units, and one that forgets at once.
   World() {

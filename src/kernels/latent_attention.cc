@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/lane_sum.h"
 #include "kernels/math.h"
 #include "kernels/shape_check.h"
 
@@ -140,9 +141,7 @@ class Row {
       if (!std::isnan(p[i])) p[i] = exp2(p[i] - chunk_.maximum);
       lanes[places_[static_cast<size_t>(i)] % 16] += p[i];
     }
-    for (int step = 8; step > 0; step /= 2)
-      for (int i = 0; i < step; i++) lanes[i] += lanes[i + step];
-    chunk_.sum = lanes[0];
+    chunk_.sum = sum_of_lanes(lanes);
     in_pairs_of_places(count, [&](int i) {
       const float weight = rounded(p[i], dtype);
       const float* latent = key(i);

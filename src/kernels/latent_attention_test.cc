@@ -5,21 +5,15 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <vector>
+
+#include "kernels/test_numbers.h"
 
 namespace quire::kernels {
 namespace {
 
 constexpr int kBlockTokens = 16;
 constexpr int kTokens = 600;  // more than two chunks of rule 6
-
-std::vector<float> numbers(size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<float> x(n);
-  for (float& v : x) v = static_cast<float>(random() >> 8) * 0x1p-23F - 1;
-  return x;
-}
 
 // One sequence in scattered blocks with gaps between rows and blocks; what is not written is NaN.
 class World {
@@ -32,9 +26,9 @@ class World {
     for (int b = 0; b < blocks; b++) blocks_.push_back(1 + (b * 7) % blocks);
     memory_.assign(static_cast<size_t>(blocks + 1) * block_bytes, std::byte{0xff});
     view_ = {memory_.data(), block_bytes, row_bytes_, kBlockTokens};
-    rows_ = numbers(kTokens * stride(), 1);
-    queries_ = numbers(kTokens * query_width(), 2);
-    expansion_ = numbers(static_cast<size_t>(shape_.expansion_rows() * shape_.rank), 3);
+    rows_ = test_numbers(kTokens * stride(), 1);
+    queries_ = test_numbers(kTokens * query_width(), 2);
+    expansion_ = test_numbers(static_cast<size_t>(shape_.expansion_rows() * shape_.rank), 3);
     if (dtype == DType::kBF16)
       for (float& w : expansion_) w = bf16_to_float(float_to_bf16(w));
   }

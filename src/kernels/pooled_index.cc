@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/lane_sum.h"
 #include "kernels/math.h"
 #include "kernels/shape_check.h"
 
@@ -16,14 +17,11 @@ namespace {
 
 constexpr int kMostPool = 64;
 
-// Sixteen partial sums, then the tree i+8, i+4, i+2, i+1 (rule 5).
 template <class Value>
 float row_sum(int n, Value value) {
   float lanes[16] = {};
   for (int i = 0; i < n; i++) lanes[i % 16] += value(i);
-  for (int step = 8; step > 0; step /= 2)
-    for (int i = 0; i < step; i++) lanes[i] += lanes[i + step];
-  return lanes[0];
+  return sum_of_lanes(lanes);
 }
 
 // Follows one sequence, token by token.

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
+
+#include "kernels/test_numbers.h"
 
 namespace quire::kernels {
 namespace {
@@ -15,21 +16,14 @@ constexpr int kBlockTokens = 16;
 constexpr int kTokens = 203;
 constexpr PooledIndexShape kShape{.pool = 4, .heads = 3, .dim = 10, .top_k = 24, .dtype = DType::kF32};
 
-std::vector<float> numbers(size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<float> x(n);
-  for (float& v : x) v = static_cast<float>(random() >> 8) * 0x1p-23F - 1;
-  return x;
-}
-
 using Selected = std::vector<std::vector<int32_t>>;  // by token
 
 // One sequence: its inputs, its blocks of pooled keys, its block of the ring. What is not written is NaN.
 class World {
  public:
   World(unsigned seed, int first_block, int ring_block, int capacity, std::vector<std::byte>& memory)
-      : inputs_(numbers(kTokens * kStride, seed)),
-        queries_(numbers(kTokens * kQueries, seed + 1)),
+      : inputs_(test_numbers(kTokens * kStride, seed)),
+        queries_(test_numbers(kTokens * kQueries, seed + 1)),
         ring_block_(ring_block),
         capacity_(capacity) {
     for (int b = 0; b <= kTokens / kBlockTokens; b++) blocks_.push_back(first_block + b * 2);
@@ -140,7 +134,7 @@ class World {
   }
 
   std::vector<float> inputs_, queries_;
-  std::vector<float> weight_ = numbers(10, 91), bias_ = numbers(10, 92), by_place_ = numbers(40, 93);
+  std::vector<float> weight_ = test_numbers(10, 91), bias_ = test_numbers(10, 92), by_place_ = test_numbers(40, 93);
   std::vector<int32_t> blocks_;
   int ring_block_, capacity_;
   RowView keys_, ring_;

@@ -64,8 +64,7 @@ class Loader {
     if (!tensor) return std::unexpected(tensor.error());
     if (weights::is_quantised((*tensor)->format))
       return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; it must hold floats", name), name);
-    out.resize(static_cast<size_t>((*tensor)->elements()));
-    weights::dequantise((*tensor)->format, (*tensor)->data, out);
+    widen(**tensor, out);
     return {};
   }
 
@@ -74,8 +73,7 @@ class Loader {
   Result<void> matrix(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out) {
     auto tensor = require_shape(tensors_, name, shape);
     if (!tensor) return std::unexpected(tensor.error());
-    out.resize(static_cast<size_t>((*tensor)->elements()));
-    weights::dequantise((*tensor)->format, (*tensor)->data, out);
+    widen(**tensor, out);
     if (target_ != kernels::WeightTarget::kF32)
       for (float& value : out) value = bf16_to_float(float_to_bf16(value));
     packed_bytes_ += out.size() * sizeof(float);
@@ -121,6 +119,11 @@ class Loader {
   size_t packed_bytes() const { return packed_bytes_; }
 
  private:
+  static void widen(const weights::Tensor& tensor, std::vector<float>& out) {
+    out.resize(static_cast<size_t>(tensor.elements()));
+    weights::dequantise(tensor.format, tensor.data, out);
+  }
+
   kernels::Layout layout(const weights::Tensor& tensor) const { return kernels::layout_for(tensor.format, target_); }
 
   Result<kernels::PackedMatrix> pack(std::span<const kernels::PackSource> sources, int slice_unit) {

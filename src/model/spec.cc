@@ -25,24 +25,40 @@ Result<void> check_donor(const AttentionSpec& a, const AttentionSpec* donor) {
   return {};
 }
 
-using Layers = std::map<std::string_view, const AttentionSpec*>;
+// What a layer is checked against.
+struct Surroundings {
+  std::map<std::string_view, const AttentionSpec*> earlier;  // null: a name without keys and values of its own
+  std::span<const kernels::RopeParameters> ropes;
+};
 
-Result<void> check(const AttentionSpec& a, const Layers& earlier) {
-  if (a.window > 0 && a.chunk > 0)
-    return fail(ErrorKind::kUnsupported, fmt::format("layer {} has both a window and a chunk", a.name), a.name);
-  if (a.keeps_own()) return {};
-  const auto donor = earlier.find(a.donor);
-  return check_donor(a, donor == earlier.end() ? nullptr : donor->second);
+// The rope of layer `name` is one of the model's, and turns no more than the `dims` dimensions of a head.
+Result<void> check_rope(const std::string& name, int rope, int dims, const Surroundings& around) {
+  if (rope < 0) return {};
+  if (rope >= std::ssize(around.ropes))
+    return fail(ErrorKind::kUnsupported, fmt::format("layer {} has rope {} of {}", name, rope, around.ropes.size()),
+                name);
+  const int turned = around.ropes[static_cast<size_t>(rope)].rotary_dim;
+  if (turned <= dims) return {};
+  return fail(ErrorKind::kUnsupported, fmt::format("layer {} turns {} of {} dimensions", name, turned, dims), name);
 }
 
-Result<void> check(const GatedDeltaSpec& g, const Layers&) {
+Result<void> check(const AttentionSpec& a, const Surroundings& around) {
+  if (a.window > 0 && a.chunk > 0)
+    return fail(ErrorKind::kUnsupported, fmt::format("layer {} has both a window and a chunk", a.name), a.name);
+  if (auto ok = check_rope(a.name, a.rope, a.head_dim, around); !ok) return ok;
+  if (a.keeps_own()) return {};
+  const auto donor = around.earlier.find(a.donor);
+  return check_donor(a, donor == around.earlier.end() ? nullptr : donor->second);
+}
+
+Result<void> check(const GatedDeltaSpec& g, const Surroundings&) {
   if (auto ok = kernels::check_gated_delta_shape(g.shape); !ok) return ok;
   if (g.input.rows() == g.shape.channels() + g.value_rows() + 2 * g.shape.heads) return {};
   return fail(ErrorKind::kUnsupported,
               fmt::format("layer {} makes {} rows instead of q, k, v, z, a and b", g.name, g.input.rows()), g.name);
 }
 
-Result<void> check(const LatentSpec& l, const Layers&) {
+Result<void> check(const LatentSpec& l, const Surroundings& around) {
   if (auto ok = kernels::check_latent_shape(l.shape); !ok) return ok;
   const auto bad = [&](std::string why) {
     return fail(ErrorKind::kUnsupported, fmt::format("layer {} {}", l.name, why), l.name);
@@ -61,26 +77,7 @@ Result<void> check(const LatentSpec& l, const Layers&) {
   if (l.query.rows() != queries) return bad(fmt::format("makes {} rows of queries, not {}", l.query.rows(), queries));
   if (l.shape.rope_dim > 0 && l.rope < 0) return bad("has rope dimensions, but no rope");
   if (l.shape.rope_dim == 0 && l.rope >= 0) return bad("has a rope, but no dimensions for it");
-  return {};
-}
-
-// The layer's rope is one of the model's, and turns no more dimensions than a head has.
-Result<void> check_rope(const Mixer& mixer, std::span<const kernels::RopeParameters> ropes) {
-  int rope = -1, dims = 0;
-  if (const auto* a = std::get_if<AttentionSpec>(&mixer)) {
-    rope = a->rope;
-    dims = a->head_dim;
-  } else if (const auto* l = std::get_if<LatentSpec>(&mixer)) {
-    rope = l->rope;
-    dims = l->shape.rope_dim;
-  }
-  if (rope < 0) return {};
-  const std::string& name = name_of(mixer);
-  if (rope >= std::ssize(ropes))
-    return fail(ErrorKind::kUnsupported, fmt::format("layer {} has rope {} of {}", name, rope, ropes.size()), name);
-  const int turned = ropes[static_cast<size_t>(rope)].rotary_dim;
-  if (turned <= dims) return {};
-  return fail(ErrorKind::kUnsupported, fmt::format("layer {} turns {} of {} dimensions", name, turned, dims), name);
+  return check_rope(l.name, l.rope, l.shape.rope_dim, around);
 }
 
 // All names that the layer has in the cache plan.
@@ -105,12 +102,11 @@ const std::string& name_of(const Mixer& mixer) {
 }
 
 Result<void> validate(const ModelSpec& spec) {
-  Layers earlier;  // null: a name without keys and values of its own
+  Surroundings around{.earlier = {}, .ropes = spec.ropes};
   for (const LayerSpec& layer : spec.layers) {
-    if (auto ok = std::visit([&](const auto& mixer) { return check(mixer, earlier); }, layer.mixer); !ok) return ok;
-    if (auto ok = check_rope(layer.mixer, spec.ropes); !ok) return ok;
+    if (auto ok = std::visit([&](const auto& mixer) { return check(mixer, around); }, layer.mixer); !ok) return ok;
     for (const std::string_view name : cache_names(layer.mixer))
-      if (!earlier.emplace(name, std::get_if<AttentionSpec>(&layer.mixer)).second)
+      if (!around.earlier.emplace(name, std::get_if<AttentionSpec>(&layer.mixer)).second)
         return fail(ErrorKind::kUnsupported, fmt::format("two layers are called {}", name), std::string(name));
   }
   return {};

@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 PEERS = Path(__file__).resolve().parent / "peers"
-PROMPT_OF_DECODES = 16
 SECONDS_TO_READY = 600  # vLLM compiles when it starts
 KV_CACHE_GIB = 4
 
@@ -161,8 +160,8 @@ class Quire:
         command += ["-n", max((g for _, g, _ in sizes.values() if g > 1), default=0)]
         command += ["-p", *(sorted(prompts) or [0])]
         for flag, values in (
-            ("--batch", {b for p, b in decodes if p == PROMPT_OF_DECODES}),
-            ("--depth", {p for p, _ in decodes if p != PROMPT_OF_DECODES}),
+            ("--batch", {b for p, b in decodes if p == cells.SHORT_PROMPT}),
+            ("--depth", {p for p, _ in decodes if p != cells.SHORT_PROMPT}),
         ):
             command += [flag, *sorted(values)] if values else []
         return command

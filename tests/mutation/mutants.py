@@ -25,8 +25,8 @@ MUTANTS = (
         "wrong-group",
         "every layer reads the block table of group 0",
         "src/exec/attention_groups.cc",
-        "batch.groups[static_cast<size_t>(group.cache_group.value)]",
-        "batch.groups[0]",
+        "batch.tables(group.cache_group)",
+        "batch.tables(GroupId{0})",
         WHOLE,
     ),
     Mutant(
@@ -278,8 +278,8 @@ MUTANTS = (
         "rows-of-wrong-group",
         "layers without pages read the block table of group 0",
         "src/exec/forward.cc",
-        "  const GroupTables& tables = batch.groups[static_cast<size_t>(cache.cache_group.value)];\n  const auto width",
-        "  const GroupTables& tables = batch.groups[0 * static_cast<size_t>(cache.cache_group.value)];\n  const auto width",
+        "  const GroupTables& tables = batch.tables(cache.cache_group);\n  const auto width",
+        "  const GroupTables& tables = batch.tables(GroupId{0 * cache.cache_group.value});\n  const auto width",
         WHOLE,
     ),
     Mutant(
