@@ -1,6 +1,8 @@
 #include "base/cpu.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -65,6 +67,27 @@ size_t meminfo_bytes(std::string_view key) {
   return 0;
 }
 
+#if defined(__x86_64__)
+
+struct CpuidLeaf {
+  unsigned eax, ebx, ecx, edx;
+};
+
+CpuidLeaf cpuid(unsigned leaf, unsigned subleaf) {
+  CpuidLeaf r{leaf, 0, subleaf, 0};
+  asm volatile("cpuid" : "+a"(r.eax), "=b"(r.ebx), "+c"(r.ecx), "=d"(r.edx));
+  return r;
+}
+
+// Tile state is large, so Linux switches it on only for processes that ask.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+#endif
+
 }  // namespace
 
 CpuFeatures detect_cpu() {
@@ -76,9 +99,9 @@ CpuFeatures detect_cpu() {
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vnni");
   cpu.avx512_bf16 = cpu.avx512 && __builtin_cpu_supports("avx512bf16");
-  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;  // leaf 7, subleaf 1: AVX-VNNI is bit 4 of eax
-  asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  cpu.avx_vnni = cpu.avx2 && (eax >> 4 & 1U) != 0;
+  cpu.avx_vnni = cpu.avx2 && (cpuid(7, 1).eax >> 4 & 1U) != 0;
+  constexpr unsigned kTilesAndInt8 = 3U << 24;
+  cpu.amx_int8 = cpu.avx512 && (cpuid(7, 0).edx & kTilesAndInt8) == kTilesAndInt8 && may_use_tiles();
 #endif
   return cpu;
 }

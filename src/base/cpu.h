@@ -17,8 +17,10 @@ struct CpuFeatures {
   bool avx_vnni = false;     // vpdpbusd on ymm
   bool avx512 = false;       // F, BW, VL, DQ and VNNI
   bool avx512_bf16 = false;  // vdpbf16ps
+  bool amx_int8 = false;     // tiles of int8 beside AVX-512, and the kernel lets this process use them
 };
 
+// Asks the kernel for the use of AMX tiles, where the CPU has them; threads inherit it.
 CpuFeatures detect_cpu();
 
 std::string_view name_of(Isa isa);

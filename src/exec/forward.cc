@@ -123,7 +123,7 @@ kernels::ActivationKind Forward::kind_of(const model::Linear& linear) const {
 // Rows [first_row, first_row + rows) of the residual stream, normed, become the activations of `next`.
 void Forward::normed_activations(std::span<const float> norm, const model::Linear& next, int first_row, int rows) {
   const int width = model_->spec.hidden_size;
-  activations_.reshape(kind_of(next), rows, width);
+  activations_.reshape(*kernels_, kind_of(next), rows, width);
   pool_->split(rows, [&](int begin, int end) {
     const auto n = static_cast<size_t>(width);
     const float* x = floats(hidden_) + static_cast<size_t>(first_row + begin) * n;
@@ -145,7 +145,7 @@ void Forward::apply(const model::Linear& linear, float* out, size_t stride, cons
     const kernels::ActivationKind kind = kernels::activation_kind(part.matrix.layout());
     if (kind != activations_.kind()) {
       const int rows = activations_.rows();
-      activations_.reshape(kind, rows, linear.cols);
+      activations_.reshape(*kernels_, kind, rows, linear.cols);
       pool_->split(rows, [&](int begin, int end) {
         activations_.set_rows(*kernels_, floats(normed_), static_cast<size_t>(linear.cols), begin, end);
       });
@@ -245,7 +245,7 @@ void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, c
 // The rows of attended_ become the activations of a mixer's output matrix.
 void Forward::attended_activations(const model::Linear& output, int rows) {
   const auto width = static_cast<size_t>(output.cols);
-  activations_.reshape(kind_of(output), rows, output.cols);
+  activations_.reshape(*kernels_, kind_of(output), rows, output.cols);
   pool_->split(rows,
                [&](int begin, int end) { activations_.set_rows(*kernels_, floats(attended_), width, begin, end); });
 }
@@ -284,7 +284,7 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
                         .out_stride = width},
                        states_, *pool_);
 
-  activations_.reshape(kind_of(weights.output), batch.rows(), static_cast<int>(width));
+  activations_.reshape(*kernels_, kind_of(weights.output), batch.rows(), static_cast<int>(width));
   const auto d = static_cast<size_t>(spec.shape.value_dim);
   pool_->split(batch.rows(), [&](int begin, int end) {
     for (int r = begin; r < end; ++r) {
@@ -304,7 +304,7 @@ void Forward::latent_queries(const StepBatch& batch, const model::LatentSpec& sp
   const float epsilon = model_->spec.norm_epsilon;
   const kernels::RopeTable* rope = spec.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(spec.rope)];
   apply(weights.input, floats(wide_), stride, nullptr);
-  activations_.reshape(kind_of(weights.query), batch.rows(), spec.query_rank);
+  activations_.reshape(*kernels_, kind_of(weights.query), batch.rows(), spec.query_rank);
   pool_->split(batch.rows(), [&](int begin, int end) {
     for (int r = begin; r < end; ++r) {
       float* row = floats(wide_) + static_cast<size_t>(r) * stride;
@@ -406,7 +406,7 @@ void Forward::mlp(int rows, size_t layer) {
     const int count = std::min(kMlpRows, rows - first);
     normed_activations(weights.mlp_norm, weights.gate_up, first, count);
     apply(weights.gate_up, floats(wide_), stride, nullptr);
-    activations_.reshape(kind_of(weights.down), count, spec.size);
+    activations_.reshape(*kernels_, kind_of(weights.down), count, spec.size);
     pool_->split(count, [&](int begin, int end) {
       for (int r = begin; r < end; ++r) {
         float* gate = floats(wide_) + static_cast<size_t>(r) * stride;
@@ -423,7 +423,7 @@ void Forward::head(const StepBatch& batch, const LogitsSink& sink) {
   const int wanted = static_cast<int>(batch.logits_rows.size());
   for (int first = 0; first < wanted; first += logits_rows_) {
     const int count = std::min(logits_rows_, wanted - first);
-    activations_.reshape(kind_of(model_->head), count, static_cast<int>(n));
+    activations_.reshape(*kernels_, kind_of(model_->head), count, static_cast<int>(n));
     pool_->split(count, [&](int begin, int end) {
       for (int i = begin; i < end; ++i) {
         const auto row = static_cast<size_t>(batch.logits_rows[static_cast<size_t>(first + i)]);

@@ -23,41 +23,35 @@ int columns_end(const PackedMatrix& w, const GemmOutput& output) {
   return output.column_end < 0 ? w.outputs() : output.column_end;
 }
 
-// The tile's place among those of a product.
-struct Place {
-  int panel;
-  int tile;
-  size_t prefetch;
+// One product: a matrix, its activations, and where results go.
+struct Product {
+  const KernelTable& table;
+  const PackedMatrix& w;
+  const Activations& a;
+  const GemmOutput& output;
+
+  int width() const { return panel_columns(w.layout()); }
+  int rows(int tile) const { return a.tile_begin(tile + 1) - a.tile_begin(tile); }
+  // Where slice s begins, as the tiles count inputs.
+  int slice_begin(int s) const {
+    const auto inputs = static_cast<int64_t>(padded_inputs(w.layout(), static_cast<size_t>(w.inputs())));
+    return static_cast<int>(inputs * s / w.slices());
+  }
 };
 
-void run_tile(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
-              const Place& place) {
-  alignas(64) float sums[kMaxSums];
-  const int width = panel_columns(w.layout());
-  const int rows = a.tile_begin(place.tile + 1) - a.tile_begin(place.tile);
-  const auto inputs = static_cast<int>(padded_inputs(w.layout(), static_cast<size_t>(w.inputs())));
-  for (int s = 0; s < w.slices(); s++) {
-    table.gemm->tile[static_cast<size_t>(w.layout())]({
-        .rows = rows,
-        .begin = static_cast<int>(int64_t{inputs} * s / w.slices()),
-        .end = static_cast<int>(int64_t{inputs} * (s + 1) / w.slices()),
-        .a = a.tile(place.tile),
-        .a_pitch = a.pitch(),
-        .panel = w.panel(place.panel),
-        .prefetch = place.prefetch,
-        .sums = sums + s * rows * width,
-    });
-  }
-  const auto row = static_cast<size_t>(a.tile_begin(place.tile));
-  const int n = place.panel * width;
+// The sums of all slices of a tile become outputs.
+void finish(const Product& x, int panel, int tile, float* sums) {
+  const GemmOutput& output = x.output;
+  const auto row = static_cast<size_t>(x.a.tile_begin(tile));
+  const int n = panel * x.width();
   const auto column = static_cast<size_t>(n - output.column_begin);
   const auto at = [&](auto* base, size_t stride) { return base == nullptr ? base : base + row * stride + column; };
-  table.gemm->finish({
+  x.table.gemm->finish({
       .sums = sums,
-      .slices = w.slices(),
-      .rows = rows,
-      .width = width,
-      .columns = std::min(width, columns_end(w, output) - n),
+      .slices = x.w.slices(),
+      .rows = x.rows(tile),
+      .width = x.width(),
+      .columns = std::min(x.width(), columns_end(x.w, output) - n),
       .out = at(output.out, output.stride),
       .out_stride = output.stride,
       .addend = at(output.addend, output.addend_stride),
@@ -67,6 +61,80 @@ void run_tile(const KernelTable& table, const PackedMatrix& w, const Activations
       .residual = at(output.residual, output.residual_stride),
       .residual_stride = output.residual_stride,
   });
+}
+
+// Fetches the lines that a tile's results go to, while they are computed: rows lie far apart.
+void fetch_output(const Product& x, int panel, int tile) {
+  const int n = panel * x.width();
+  const int columns = std::min(x.width(), columns_end(x.w, x.output) - n);
+  for (int m = x.a.tile_begin(tile); m < x.a.tile_begin(tile + 1); m++) {
+    const float* row = x.output.out + static_cast<size_t>(m) * x.output.stride + (n - x.output.column_begin);
+    for (int c = 0; c < columns; c += 16) __builtin_prefetch(row + c, 1, 2);
+  }
+}
+
+// A panel as it lies in memory.
+void run_tile(const Product& x, int panel, int tile, size_t prefetch) {
+  alignas(64) float sums[kMaxSums];
+  const int rows = x.rows(tile);
+  for (int s = 0; s < x.w.slices(); s++) {
+    x.table.gemm->tile[static_cast<size_t>(x.w.layout())]({
+        .rows = rows,
+        .begin = x.slice_begin(s),
+        .end = x.slice_begin(s + 1),
+        .a = x.a.tile(tile),
+        .a_pitch = x.a.pitch(),
+        .panel = x.w.panel(panel),
+        .prefetch = prefetch,
+        .sums = sums + s * rows * x.width(),
+    });
+  }
+  finish(x, panel, tile, sums);
+}
+
+// So many groups are unpacked at a time for so many wide tiles: 64 KB of weights and as much of sums.
+constexpr size_t kWideGroups = 64;
+constexpr int kWideTiles = 4;
+
+// Wide tiles [begin, end), at most kWideTiles, of a panel; `next` says that the panel behind it is this worker's too.
+void run_wide(const Product& x, int panel, int begin, int end, bool next) {
+  constexpr int kSums = kWideRows * 32;
+  alignas(64) float all_sums[kWideTiles * kMaxSlices * kSums];
+  const auto sums = [&](int t) { return all_sums + (t - begin) * x.w.slices() * kSums; };
+  alignas(64) std::byte weights[kWideGroups * kWideGroupBytes];
+  const auto layout = static_cast<size_t>(x.w.layout());
+  const auto groups = static_cast<size_t>(x.w.inputs() / kGroup);
+  for (size_t first = 0; first < groups; first += kWideGroups) {
+    const size_t last = std::min(first + kWideGroups, groups);
+    x.table.wide->unpack[layout]({x.w.panel(panel), first, last, weights});
+    for (int t = begin; t < end; t++) {
+      if (last == groups) fetch_output(x, panel, t);
+      x.table.wide->tile[layout]({
+          .rows = x.rows(t),
+          .first = first,
+          .last = last,
+          .slice = groups / static_cast<size_t>(x.w.slices()),
+          .a = x.a.tile(t),
+          .weights = weights,
+          .panel = x.w.panel(panel),
+          .prefetch = next && t + 1 == end ? x.w.panel_stride() : 0,
+          .sums = sums(t),
+      });
+    }
+  }
+  for (int t = begin; t < end; t++) finish(x, panel, t, sums(t));
+}
+
+void run_wide(const Product& x, const GemmPart& part) {
+  if (part.panel_begin == part.panel_end || part.tile_begin == part.tile_end) return;
+  x.table.wide->enter(x.w.layout());
+  for (int p = part.panel_begin; p < part.panel_end; p++) {
+    for (int t = part.tile_begin; t < part.tile_end; t += kWideTiles) {
+      const int end = std::min(t + kWideTiles, part.tile_end);
+      run_wide(x, p, t, end, end == part.tile_end && p + 1 < part.panel_end);
+    }
+  }
+  x.table.wide->leave();
 }
 
 void check_call(const PackedMatrix& w, const Activations& a, const GemmOutput& output) {
@@ -94,15 +162,19 @@ Result<void> Activations::reserve(int rows, int inputs, Allocator& allocator) {
   return {};
 }
 
-void Activations::reshape(ActivationKind kind, int rows, int inputs) {
+void Activations::reshape(const KernelTable& table, ActivationKind kind, int rows, int inputs) {
   QUIRE_CHECK(rows >= 0 && inputs > 0);
   QUIRE_CHECK(kind != ActivationKind::kInt8 || inputs % kGroup == 0);
   kind_ = kind;
   rows_ = rows;
   inputs_ = inputs;
-  tiles_ = (rows + kTileRows - 1) / kTileRows;
+  wide_ = kind == ActivationKind::kInt8 && table.wide != nullptr && rows >= table.wide->least_rows;
+  const int most = wide_ ? kWideRows : kTileRows;
+  tiles_ = (rows + most - 1) / most;
   pitch_ = row_bytes(kind, inputs);
-  QUIRE_CHECK(static_cast<size_t>(rows) * pitch_ <= storage_.size());
+  // Wide tiles read on behind their rows: in room that larger kinds would need.
+  const size_t read = wide_ ? round_up(static_cast<size_t>(rows), kWideRows) : static_cast<size_t>(rows);
+  QUIRE_CHECK(read * pitch_ <= storage_.size());
 }
 
 void Activations::set_row(const KernelTable& table, const float* x, int m) {
@@ -116,8 +188,9 @@ void Activations::set_row(const KernelTable& table, const float* x, int m) {
       table.gemm->round_row_bf16(x, inputs_, row);
       return;
     case ActivationKind::kInt8: {
-      const auto t = static_cast<int>(((int64_t{m} + 1) * tiles_ - 1) / rows_);
-      const auto rows = static_cast<size_t>(tile_begin(t + 1) - tile_begin(t));
+      const int t = wide_ ? m / kWideRows : static_cast<int>(((int64_t{m} + 1) * tiles_ - 1) / rows_);
+      const int held = tile_begin(t + 1) - tile_begin(t);
+      const auto rows = static_cast<size_t>(wide_ ? wide_slots(held) : held);
       const auto r = static_cast<size_t>(m - tile_begin(t));
       std::byte* start = storage_.data() + static_cast<size_t>(tile_begin(t)) * pitch_;
       table.gemm->quantise_row(x, inputs_, start + r * kGroup, start + rows * kGroup + r * sizeof(GroupMeta),
@@ -158,11 +231,13 @@ GemmPart gemm_part(const PackedMatrix& w, const Activations& a, const GemmOutput
 void gemm_panels(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
                  const GemmPart& part) {
   check_call(w, a, output);
+  const Product product{table, w, a, output};
+  if (a.wide()) return run_wide(product, part);
   for (int p = part.panel_begin; p < part.panel_end; p++) {
     for (int t = part.tile_begin; t < part.tile_end; t++) {
       // While the last tile works on this panel from cache, memory would idle: the next panel is fetched then.
       const bool fetch = t > part.tile_begin && t + 1 == part.tile_end && p + 1 < part.panel_end;
-      run_tile(table, w, a, output, {p, t, fetch ? w.panel_stride() : 0});
+      run_tile(product, p, t, fetch ? w.panel_stride() : 0);
     }
   }
 }

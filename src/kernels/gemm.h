@@ -4,9 +4,10 @@
 // set or the other rows (docs/determinism.md, rules 1, 2, 4 and 11). NaNs are equal whatever their payload.
 //
 // Activations are fp32 rows made ready for one kind of kernel, once, for all matrices that read them. Reading them is
-// safe from any thread; different rows may be set from different threads.
+// safe from any thread; different rows may be set from different threads. One kernel table prepares and reads them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/buffer.h"
@@ -32,10 +33,11 @@ class Activations {
   // used costs nothing. kExhausted.
   Result<void> reserve(int rows, int inputs, Allocator& allocator);
 
-  // Forgets the content and says what comes next. Must fit what was reserved; kInt8 needs whole groups of 32.
-  void reshape(ActivationKind kind, int rows, int inputs);
+  // Forgets the content and says what comes next, for kernels of this table. Must fit what was reserved; kInt8 needs
+  // whole groups of 32.
+  void reshape(const KernelTable& table, ActivationKind kind, int rows, int inputs);
 
-  // Prepares rows [begin, end) from fp32: row m lies at x + m * stride.
+  // Prepares rows [begin, end) from fp32, with the table of reshape(): row m lies at x + m * stride.
   void set_rows(const KernelTable& table, const float* x, size_t stride, int begin, int end);
   // Prepares row m from inputs() fp32 values, for example right after a norm made them.
   void set_row(const KernelTable& table, const float* x, int m);
@@ -45,9 +47,12 @@ class Activations {
   int inputs() const { return inputs_; }
 
   // Rows are multiplied in tiles, as equal in size as can be: 8 rows are 4 + 4, not 6 + 2. Tile t holds rows
-  // [tile_begin(t), tile_begin(t + 1)).
+  // [tile_begin(t), tile_begin(t + 1)). Wide tiles, of kernels for many rows, are full but the last.
   int tiles() const { return tiles_; }
-  int tile_begin(int t) const { return static_cast<int>(int64_t{rows_} * t / tiles_); }
+  int tile_begin(int t) const {
+    return wide_ ? std::min(t * kWideRows, rows_) : static_cast<int>(int64_t{rows_} * t / tiles_);
+  }
+  bool wide() const { return wide_; }
   // For kernels: where tile t starts, and the bytes from one row of floats to the next.
   const std::byte* tile(int t) const { return storage_.data() + static_cast<size_t>(tile_begin(t)) * pitch_; }
   size_t pitch() const { return pitch_; }
@@ -59,6 +64,7 @@ class Activations {
   int inputs_ = 0;
   int tiles_ = 0;
   size_t pitch_ = 0;  // bytes a row takes
+  bool wide_ = false;
 };
 
 // Where results go, and what is added on the way, in this order; null leaves a step out:

@@ -72,12 +72,52 @@ struct GemmKernels {
   bool narrow_bf16;
 };
 
+// Integer products of many rows with matrix instructions. Rows are multiplied in tiles of kWideRows, the last one of
+// half as many if that holds its rest. Tiles lie as those of fewer rows do; what is behind their last row is never read
+// as a result. Weights are unpacked first, for several tiles, to the value itself as int8: for each group of 32 inputs
+// [2 vectors of 16 columns][8 steps of 4 inputs][16 columns][4].
+inline constexpr int kWideRows = 16;
+inline constexpr size_t kWideGroupBytes = 32 * kGroup;
+static constexpr int wide_slots(int rows) { return rows > kWideRows / 2 ? kWideRows : kWideRows / 2; }
+
+// Groups [first, last) of a panel.
+struct UnpackArgs {
+  const std::byte* panel;
+  size_t first, last;
+  std::byte* out;  // 64-byte aligned
+};
+
+// One tile of activations times groups [first, last) of one panel. Where `first` is not the first of a slice, its
+// chains go on from `sums`.
+struct WideTileArgs {
+  int rows;
+  size_t first, last;
+  size_t slice;              // groups of a slice
+  const std::byte* a;        // the tile
+  const std::byte* weights;  // unpacked, from group `first` on
+  const std::byte* panel;    // for the scales
+  size_t prefetch;           // as in TileArgs
+  float* sums;               // [slices][rows][32], 64-byte aligned: one fp32 chain each
+};
+
+struct WideKernels {
+  int least_rows;  // fewer are multiplied as well by GemmKernels
+
+  // Around any number of tiles of one layout, in the thread that computes them.
+  void (*enter)(Layout layout);
+  void (*leave)();
+  // Indexed by Layout; null for floats.
+  void (*unpack[kLayouts])(const UnpackArgs& args);
+  void (*tile[kLayouts])(const WideTileArgs& args);
+};
+
 // As the instruction sets define them. Which exist depends on the build; kernels.cc chooses.
 const GemmKernels& gemm_kernels_scalar();
 const GemmKernels& gemm_kernels_avx2();
 const GemmKernels& gemm_kernels_avx2_vnni();
 const GemmKernels& gemm_kernels_avx512();
 const GemmKernels& gemm_kernels_avx512_bf16();
+const WideKernels& wide_kernels_amx();
 // Whether this CPU's vdpbf16ps equals two FMAs, the odd elements first, and beats them; needs flush-to-zero set.
 bool vdpbf16ps_follows_rule_1();
 bool vdpbf16ps_is_faster();

@@ -154,6 +154,62 @@ bool tiles_agree(const GemmKernels& kernels, const GemmKernels& scalar, Layout l
   return true;
 }
 
+// A wide tile as large as any, or with as few rows as a short one holds.
+struct alignas(64) WideTile {
+  std::byte bytes[kWideRows * kInputs / kGroup * kGroupRowBytes];
+};
+
+// Tiles of many rows, in two steps and two slices, against one scalar row after the other.
+bool wide_tiles_agree(const KernelTable& table, const GemmKernels& scalar, Layout layout, const Rows& rows,
+                      const std::byte* panel) {
+  constexpr size_t kGroups = kInputs / kGroup;
+  constexpr size_t kRowSums = 32;
+  const auto l = static_cast<size_t>(layout);
+  for (int count : {kWideRows, kWideRows - 1, kWideRows / 2, 1}) {
+    WideTile tile{};
+    const auto slots = static_cast<size_t>(wide_slots(count));
+    for (int r = 0; r < count; r++) {
+      const auto index = static_cast<size_t>(r);
+      table.gemm->quantise_row(rows.data() + r % kRows * kInputs, kInputs, tile.bytes + index * kGroup,
+                               tile.bytes + slots * kGroup + index * sizeof(GroupMeta), slots * kGroupRowBytes);
+    }
+    Sums got{};
+    table.wide->enter(layout);
+    for (size_t first : {size_t{0}, size_t{3}}) {
+      const size_t last = first == 0 ? 3 : kGroups;
+      std::array<Line, kGroups * kWideGroupBytes / sizeof(Line)> weights;
+      table.wide->unpack[l]({panel, first, last, weights[0].bytes});
+      table.wide->tile[l]({.rows = count,
+                           .first = first,
+                           .last = last,
+                           .slice = kGroups / 2,
+                           .a = tile.bytes,
+                           .weights = weights[0].bytes,
+                           .panel = panel,
+                           .prefetch = 0,
+                           .sums = got.at});
+    }
+    table.wide->leave();
+    for (int r = 0; r < count; r++) {
+      Tile row{};
+      scalar.quantise_row(rows.data() + r % kRows * kInputs, kInputs, row.bytes, row.bytes + kGroup, kGroupRowBytes);
+      for (int s = 0; s < 2; s++) {
+        Sums want{};
+        scalar.tile[l]({.rows = 1,
+                        .begin = s * kInputs / 2,
+                        .end = (s + 1) * kInputs / 2,
+                        .a = row.bytes,
+                        .a_pitch = 0,
+                        .panel = panel,
+                        .prefetch = 0,
+                        .sums = want.at});
+        if (!same_numbers(want.at, got.at + static_cast<size_t>(s * count + r) * kRowSums, kRowSums)) return false;
+      }
+    }
+  }
+  return true;
+}
+
 bool finish_agrees(const GemmKernels& kernels, const GemmKernels& scalar, Numbers& numbers) {
   constexpr int kMost = 4;
   Sums sums{};
@@ -209,6 +265,8 @@ Result<void> gemm_self_check(const KernelTable& table) {
     const auto layout = static_cast<Layout>(l);
     const std::vector<Line> panel = random_panel(layout, numbers);
     if (!tiles_agree(kernels, scalar, layout, rows, panel[0].bytes)) return differs(kNames[l]);
+    if (table.wide == nullptr || table.wide->tile[l] == nullptr) continue;
+    if (!wide_tiles_agree(table, scalar, layout, rows, panel[0].bytes)) return differs(kNames[l]);
   }
   if (!finish_agrees(kernels, scalar, numbers)) return differs("sums of slices");
   return {};

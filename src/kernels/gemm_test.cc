@@ -42,9 +42,12 @@ std::vector<NamedTable> tables() {
   if (cpu.avx512_bf16 && vdpbf16ps_follows_rule_1()) {
     add("avx512 bf16", Isa::kAvx512);
     all.back().table.gemm = &gemm_kernels_avx512_bf16();
+    all.back().table.wide = nullptr;
   }
 #endif
   cpu.avx_vnni = cpu.avx512_bf16 = false;
+  if (cpu.amx_int8) add("avx512 amx", Isa::kAvx512);
+  cpu.amx_int8 = false;
   add("avx2", Isa::kAvx2);
   add("avx512", Isa::kAvx512);
   return all;
@@ -71,7 +74,7 @@ class Gemm : public testing::Test {
   std::vector<float> run(const KernelTable& table, const PackedMatrix& w, const float* x, int m, ThreadPool& threads) {
     Activations a;
     EXPECT_TRUE(a.reserve(m, w.inputs(), allocator));
-    a.reshape(activation_kind(w.layout()), m, w.inputs());
+    a.reshape(table, activation_kind(w.layout()), m, w.inputs());
     threads.split(m, [&](int begin, int end) { a.set_rows(table, x, static_cast<size_t>(w.inputs()), begin, end); });
     std::vector<float> c(static_cast<size_t>(m) * static_cast<size_t>(w.outputs()), std::nanf(""));
     gemm(table, w, a, {.out = c.data(), .stride = static_cast<size_t>(w.outputs())}, threads);
@@ -102,7 +105,7 @@ TEST_F(Gemm, EveryFormatHasTheOraclesBitsForEveryNumberOfRows) {
       const PackedMatrix matrix = packed(w, target, 1);
       const auto want = oracle::product(w, x, kMost, arithmetic_of(matrix.layout()), 1);
       for (const NamedTable& t : tables()) {
-        for (int m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 64, 255}) {
+        for (int m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 64, 255}) {
           const auto got = run(t.table, matrix, x.data(), m, m % 2 == 0 ? one : pool);
           const long at = oracle::first_difference(want.data(), got.data(), got.size());
           ASSERT_EQ(at, -1) << place(t, format, target, m, at);
@@ -155,7 +158,7 @@ TEST_F(Gemm, OddInputsOfFloatFormats) {
 // A row that is not finite gives NaN in every output, and leaves its neighbours alone.
 TEST_F(Gemm, NotFiniteInputsSpoilTheirOwnRowAlone) {
   constexpr int kK = 256;
-  constexpr int kM = 12;
+  constexpr int kM = 40;
   for (WeightFormat format : kFormats) {
     oracle::Matrix w = oracle::random_matrix(format, 40, kK, rng);
     std::vector<float> x = oracle::random_rows(kM, kK, rng);
@@ -191,7 +194,7 @@ TEST_F(Gemm, AddsAddendBiasAndResidualInThisOrder) {
     for (const NamedTable& t : tables()) {
       Activations a;
       ASSERT_TRUE(a.reserve(kM, kK, allocator));
-      a.reshape(ActivationKind::kInt8, kM, kK);
+      a.reshape(t.table, ActivationKind::kInt8, kM, kK);
       a.set_rows(t.table, x.data(), kK, 0, kM);
       for (int steps = 0; steps < 8; steps++) {
         // The residual is added to where it lies; rows are further apart than they are long.
@@ -232,7 +235,7 @@ TEST_F(Gemm, ColumnRangesAreThoseColumns) {
       const std::vector<float> all = run(t.table, matrix, x.data(), kM, pool);
       Activations a;
       ASSERT_TRUE(a.reserve(kM, kK, allocator));
-      a.reshape(activation_kind(matrix.layout()), kM, kK);
+      a.reshape(t.table, activation_kind(matrix.layout()), kM, kK);
       a.set_rows(t.table, x.data(), kK, 0, kM);
       for (auto [begin, end] : {std::pair{0, 200}, {64, 128}, {64, 200}, {128, 129}, {0, 33}}) {
         const auto width = static_cast<size_t>(end - begin);
@@ -247,30 +250,76 @@ TEST_F(Gemm, ColumnRangesAreThoseColumns) {
   }
 }
 
+// More groups than wide tiles unpack at a time, with slices that end inside of those, and rows that start anywhere in
+// memory that nobody set.
+TEST_F(Gemm, LongRowsHaveTheSameBitsInWideTiles) {
+  struct Case {
+    int k, m, slices;
+  };
+  for (WeightFormat format : kFormats) {
+    if (!weights::is_quantised(format)) continue;
+    for (const auto [k, m, slices] : {Case{2304, 70, 1}, {6144, 35, 8}, {4608, 42, 2}, {256, 129, 1}}) {
+      const oracle::Matrix w = oracle::random_matrix(format, 37, k, rng);
+      const std::vector<float> x = oracle::random_rows(m, k, rng);
+      const PackedMatrix matrix = packed(w, WeightTarget::kNative, slices);
+      const auto want = oracle::product(w, x, m, Arithmetic::kIntegers, slices);
+      for (const NamedTable& t : tables()) {
+        if (t.table.wide == nullptr) continue;
+        const auto got = run(t.table, matrix, x.data(), m, pool);
+        const long at = oracle::first_difference(want.data(), got.data(), got.size());
+        ASSERT_EQ(at, -1) << place(t, format, WeightTarget::kNative, m, at) << " K=" << k << " slices " << slices;
+      }
+    }
+  }
+}
+
+// The largest sums that int8 gives: every activation +127 or -127, every weight the lowest or the highest.
+TEST_F(Gemm, ExtremesAreExact) {
+  constexpr int kK = 512;
+  constexpr int kM = 48;
+  for (WeightFormat format : kFormats) {
+    if (!weights::is_quantised(format)) continue;
+    const oracle::Matrix w = oracle::random_matrix(format, 64, kK, rng);  // its first row is all the lowest
+    std::vector<float> x(size_t{kM} * kK);
+    for (size_t i = 0; i < x.size(); i++)
+      x[i] = i / kK % 3 == 0 ? 3.F : i / kK % 3 == 1 ? -3.F : i % 2 == 0 ? 3.F : -3.F;
+    const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
+    const auto want = oracle::product(w, x, kM, Arithmetic::kIntegers, 1);
+    for (const NamedTable& t : tables()) {
+      const auto got = run(t.table, matrix, x.data(), kM, pool);
+      const long at = oracle::first_difference(want.data(), got.data(), got.size());
+      ASSERT_EQ(at, -1) << place(t, format, WeightTarget::kNative, kM, at);
+    }
+  }
+}
+
 // Tiles hold all rows, and parts of all workers cover every panel and tile once, whatever the shape.
 TEST_F(Gemm, PartsCoverEverythingOnce) {
-  for (int n : {1, 33, 192, 576, 577}) {
-    const oracle::Matrix w = oracle::random_matrix(WeightFormat::kQ8_0, n, 32, rng);
-    const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
-    for (int m : {1, 5, 64, 255, 1000}) {
-      Activations a;
-      ASSERT_TRUE(a.reserve(m, 32, allocator));
-      a.reshape(ActivationKind::kInt8, m, 32);
-      EXPECT_EQ(a.tile_begin(0), 0);
-      EXPECT_EQ(a.tile_begin(a.tiles()), m);
-      for (int t = 0; t < a.tiles(); t++) {
-        EXPECT_GT(a.tile_begin(t + 1), a.tile_begin(t));
-        EXPECT_LE(a.tile_begin(t + 1) - a.tile_begin(t), kTileRows);
-      }
-      for (int workers : {1, 2, 3, 4, 6, 16}) {
-        std::vector<int> seen(static_cast<size_t>(matrix.panels() * a.tiles()));
-        for (int worker = 0; worker < workers; worker++) {
-          const GemmPart part = gemm_part(matrix, a, {}, worker, workers);
-          for (int p = part.panel_begin; p < part.panel_end; p++) {
-            for (int t = part.tile_begin; t < part.tile_end; t++) seen[static_cast<size_t>(p * a.tiles() + t)]++;
-          }
+  for (const NamedTable& t : tables()) {
+    for (int n : {1, 33, 192, 576, 577}) {
+      const oracle::Matrix w = oracle::random_matrix(WeightFormat::kQ8_0, n, 32, rng);
+      const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
+      for (int m : {1, 5, 64, 255, 1000}) {
+        Activations a;
+        ASSERT_TRUE(a.reserve(m, 32, allocator));
+        a.reshape(t.table, ActivationKind::kInt8, m, 32);
+        EXPECT_EQ(a.tile_begin(0), 0);
+        EXPECT_EQ(a.tile_begin(a.tiles()), m);
+        EXPECT_EQ(a.wide(), t.table.wide != nullptr && m >= t.table.wide->least_rows);
+        for (int i = 0; i < a.tiles(); i++) {
+          EXPECT_GT(a.tile_begin(i + 1), a.tile_begin(i));
+          EXPECT_LE(a.tile_begin(i + 1) - a.tile_begin(i), a.wide() ? kWideRows : kTileRows);
         }
-        EXPECT_EQ(seen, std::vector<int>(seen.size(), 1)) << "N=" << n << " M=" << m << " workers " << workers;
+        for (int workers : {1, 2, 3, 4, 6, 16}) {
+          std::vector<int> seen(static_cast<size_t>(matrix.panels() * a.tiles()));
+          for (int worker = 0; worker < workers; worker++) {
+            const GemmPart part = gemm_part(matrix, a, {}, worker, workers);
+            for (int p = part.panel_begin; p < part.panel_end; p++) {
+              for (int i = part.tile_begin; i < part.tile_end; i++) seen[static_cast<size_t>(p * a.tiles() + i)]++;
+            }
+          }
+          EXPECT_EQ(seen, std::vector<int>(seen.size(), 1)) << "N=" << n << " M=" << m << " workers " << workers;
+        }
       }
     }
   }
@@ -281,7 +330,7 @@ TEST_F(Gemm, ManyRowsOfFewPanelsAreSharedByRows) {
   const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
   Activations a;
   ASSERT_TRUE(a.reserve(1000, 32, allocator));
-  a.reshape(ActivationKind::kInt8, 1000, 32);
+  a.reshape(*kernel_table(Isa::kScalar, {}), ActivationKind::kInt8, 1000, 32);
   ASSERT_EQ(a.tiles(), 167);
   EXPECT_EQ(gemm_part(matrix, a, {}, 0, 2), (GemmPart{0, 1, 0, 83}));
   EXPECT_EQ(gemm_part(matrix, a, {}, 1, 2), (GemmPart{0, 1, 83, 167}));
@@ -297,6 +346,12 @@ TEST_F(Gemm, SelfTestPassesAndSeesAWrongKernel) {
     const auto result = gemm_self_check(table);
     ASSERT_FALSE(result) << t.name;
     EXPECT_NE(result.error().message.find("int4 min"), std::string::npos);
+    if (t.table.wide == nullptr) continue;
+    WideKernels wrong_wide = *t.table.wide;
+    wrong_wide.tile[static_cast<size_t>(Layout::kInt8)] = wrong_wide.tile[static_cast<size_t>(Layout::kInt4Min)];
+    table = t.table;
+    table.wide = &wrong_wide;
+    EXPECT_FALSE(gemm_self_check(table)) << t.name;
   }
 }
 

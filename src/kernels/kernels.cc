@@ -27,6 +27,7 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .isa = isa,
         .native_bf16 = native,
         .gemm = native ? &gemm_kernels_avx512_bf16() : &gemm_kernels_avx512(),
+        .wide = cpu.amx_int8 ? &wide_kernels_amx() : nullptr,
         .attention = native ? &attention_kernels_avx512_bf16() : &attention_kernels_avx512(),
         .rows = &row_kernels_avx512(),
         .scan = &scan_kernels_avx512(),
@@ -37,6 +38,7 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .isa = isa,
         .native_bf16 = false,
         .gemm = cpu.avx_vnni ? &gemm_kernels_avx2_vnni() : &gemm_kernels_avx2(),
+        .wide = nullptr,
         .attention = &attention_kernels_avx2(),
         .rows = &row_kernels_avx2(),
         .scan = &scan_kernels_avx2(),
@@ -60,6 +62,7 @@ Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu) {
   return KernelTable{.isa = isa,
                      .native_bf16 = false,
                      .gemm = &gemm_kernels_scalar(),
+                     .wide = nullptr,
                      .attention = &attention_kernels_scalar(),
                      .rows = &row_kernels_scalar(),
                      .scan = &scan_kernels_scalar()};

@@ -11,6 +11,7 @@
 namespace quire::kernels {
 
 struct GemmKernels;       // gemm_kernels.h
+struct WideKernels;       // gemm_kernels.h
 struct AttentionKernels;  // attention_kernels.h
 struct RowKernels;        // row_ops.h
 struct ScanKernels;       // scan_kernels.h
@@ -19,6 +20,7 @@ struct KernelTable {
   Isa isa = Isa::kScalar;
   bool native_bf16 = false;  // bf16 products by vdpbf16ps instead of two FMAs
   const GemmKernels* gemm = nullptr;
+  const WideKernels* wide = nullptr;  // integer products of many rows by AMX; null without it
   const AttentionKernels* attention = nullptr;
   const RowKernels* rows = nullptr;
   const ScanKernels* scan = nullptr;

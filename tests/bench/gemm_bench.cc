@@ -1,5 +1,5 @@
 // Times matrix products by format, shape and number of rows: gemm_bench [FORMAT or SHAPE...] [--isa NAME] [--threads
-// N].
+// N] [--without-amx].
 //
 // Weights are copied until they exceed the second-level caches many times over, so that few rows measure memory. Each
 // figure is the best of several rounds, and includes reading the activations but not preparing them.
@@ -91,7 +91,7 @@ void bench(const KernelTable& table, WeightFormat format, const Shape& shape, Th
 
   fmt::print("{:5} {:8} {:5} x {:4}:", weights::format_info(format).name, shape.name, shape.n, shape.k);
   for (int rows : kRows) {
-    a.reshape(activation_kind(copies[0].layout()), rows, shape.k);
+    a.reshape(table, activation_kind(copies[0].layout()), rows, shape.k);
     a.set_rows(table, x.data(), static_cast<size_t>(shape.k), 0, rows);
     const double time = best_time(table, copies, a, out, pool);
     if (rows == 1) {
@@ -116,7 +116,7 @@ void bench_rows(const KernelTable& table) {
   Activations a;
   if (!a.reserve(1, kInputs, allocator)) return;
   for (ActivationKind kind : {ActivationKind::kBF16, ActivationKind::kInt8}) {
-    a.reshape(kind, 1, kInputs);
+    a.reshape(table, kind, 1, kInputs);
     double best = INFINITY;
     for (int round = 0; round < kRounds; round++) {
       const double start = seconds(true);
@@ -128,7 +128,7 @@ void bench_rows(const KernelTable& table) {
 }
 
 int run(const std::vector<std::string>& args) {
-  const CpuFeatures cpu = detect_cpu();
+  CpuFeatures cpu = detect_cpu();
   auto isa = choose_isa(cpu);
   int threads = usable_cores();
   std::vector<std::string> wanted;
@@ -137,6 +137,8 @@ int run(const std::vector<std::string>& args) {
       isa = parse_isa(args[++i]);
     } else if (args[i] == "--threads" && i + 1 < args.size()) {
       threads = std::stoi(args[++i]);
+    } else if (args[i] == "--without-amx") {
+      cpu.amx_int8 = false;
     } else {
       wanted.push_back(args[i]);
     }

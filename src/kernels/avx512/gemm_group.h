@@ -62,23 +62,27 @@ inline const GroupMeta& record(const std::byte* a, int r) {
   return reinterpret_cast<const GroupMeta*>(a + kRows * kGroup)[r];
 }
 
+// Inputs 8 step .. 8 step + 7 of a group: the first four, and the last four.
+template <Layout L>
+__attribute__((always_inline)) inline void load_weights(const std::byte* p, int step, __m512i (&w)[2]) {
+  if constexpr (is_int4(L)) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const __m512i packed = _mm512_load_si512(p + step * 128);
+    w[0] = _mm512_and_si512(packed, nibble);
+    w[1] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
+  } else {
+    w[0] = _mm512_load_si512(p + step * 256);
+    w[1] = _mm512_load_si512(p + step * 256 + 128);
+  }
+}
+
 // Adds the products of 8 inputs, step 0..3 of a group. `a` is the group's activations.
 template <Layout L, int kRows, int kVectors>
 __attribute__((always_inline)) inline void add_step(const std::byte* a, const GroupWeights& g, int step,
                                                     __m512i (&dot)[kRows][kVectors]) {
-  const __m512i nibble = _mm512_set1_epi8(15);
-  __m512i w[kVectors][2];  // the first and the last 4 inputs
+  __m512i w[kVectors][2];
 #pragma GCC unroll 2
-  for (int v = 0; v < kVectors; v++) {
-    if constexpr (is_int4(L)) {
-      const __m512i packed = _mm512_load_si512(g.weights + step * 128 + v * 64);
-      w[v][0] = _mm512_and_si512(packed, nibble);
-      w[v][1] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
-    } else {
-      w[v][0] = _mm512_load_si512(g.weights + step * 256 + v * 64);
-      w[v][1] = _mm512_load_si512(g.weights + step * 256 + 128 + v * 64);
-    }
-  }
+  for (int v = 0; v < kVectors; v++) load_weights<L>(g.weights + v * 64, step, w[v]);
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 2
