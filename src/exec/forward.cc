@@ -50,6 +50,15 @@ Widths widths_of(const model::ModelSpec& spec) {
   return w;
 }
 
+// The most positions that a row of an indexed layer reads; 0 without such layers.
+int most_selected(const model::ModelSpec& spec, int max_positions) {
+  int most = 0;
+  for (const auto& layer : spec.layers)
+    if (const auto* latent = std::get_if<model::LatentSpec>(&layer.mixer); latent != nullptr && latent->indexer)
+      most = std::max(most, latent->indexer->shape.most_selected());
+  return std::min(most, max_positions);
+}
+
 int widest_mlp(const model::ModelSpec& spec) {
   int widest = 0;
   for (const auto& layer : spec.layers) widest = std::max(widest, layer.mlp.gate_up.rows());
@@ -89,6 +98,9 @@ Result<Forward> Forward::make(const model::Model& model, const kernels::KernelTa
   }
   if (auto reserved = f.activations_.reserve(max_rows, widths.input, allocator); !reserved)
     return std::unexpected(reserved.error());
+  auto selection = kernels::TokenSelection::make(max_rows, most_selected(spec, max_positions), allocator);
+  if (!selection) return std::unexpected(selection.error());
+  f.selection_ = std::move(*selection);
   return f;
 }
 

@@ -151,8 +151,9 @@ TEST(LatentAttention, ReadsTheSelectedTokensAlone) {
     std::vector<float> out(kTokens * world.out_width());
     world.step(0, kTokens - 1, out);
     const std::vector<int> tokens = {3, 4, 7, 255, 256, 300, 301, 599};
-    TokenSelection selection;
-    selection.reset(1, 8);
+    Allocator allocator;
+    TokenSelection selection = *TokenSelection::make(1, 8, allocator);
+    selection.reset(1);
     for (const int t : tokens) selection.add(0, t);
     world.step(kTokens - 1, 1, out, 1, &selection);
     std::vector<float> want(out.end() - static_cast<ptrdiff_t>(world.out_width()), out.end());
@@ -187,8 +188,9 @@ TEST(LatentAttention, AChunkOfMinusInfinityChangesNothing) {
   World world(DType::kF32), other(DType::kF32);
   std::vector<float> want(kTokens * world.out_width()), got(want.size());
   const auto width = static_cast<size_t>(world.shape().row_dim());
-  TokenSelection late;
-  late.reset(1, kTokens);
+  Allocator allocator;
+  TokenSelection late = *TokenSelection::make(1, kTokens, allocator);
+  late.reset(1);
   for (int t = 256; t < kTokens; t++) late.add(0, t);
   world.step(0, kTokens, want);
   world.step(kTokens - 1, 1, want, 1, &late);

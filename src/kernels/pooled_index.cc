@@ -188,7 +188,7 @@ void pool_keys(const PooledIndexArgs& args, std::span<const AttentionSequence> s
 void select_tokens(const PooledIndexArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool,
                    TokenSelection& selection) {
   if (sequences.empty()) return;
-  selection.reset(sequences.back().first_row + sequences.back().num_rows, args.shape.most_selected());
+  selection.reset(sequences.back().first_row + sequences.back().num_rows);
   split_rows(sequences, pool, [&] { return Selecting(args, selection); });
 }
 

@@ -61,7 +61,8 @@ struct PooledIndexArgs {
 // Completes the pools that end in this step, and leaves the tokens of open ones in their rings.
 void pool_keys(const PooledIndexArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool);
 
-// What every row of the step reads, from complete pools in the cache. `pages` are the pooled keys' manager blocks.
+// What every row of the step reads, from complete pools in the cache. `pages` are the pooled keys' manager blocks. The
+// selection has room for all rows, of shape.most_selected() or of all positions up to the row's.
 void select_tokens(const PooledIndexArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool,
                    TokenSelection& selection);
 

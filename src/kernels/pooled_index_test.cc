@@ -65,7 +65,8 @@ class World {
     const PooledIndexArgs a = args(first, count);
     const AttentionSequence sequence{blocks_, 0, count, first};
     pool_keys(a, {&sequence, 1}, pool);
-    TokenSelection selection;
+    Allocator allocator;
+    TokenSelection selection = *TokenSelection::make(count, kShape.most_selected(), allocator);
     select_tokens(a, {&sequence, 1}, pool, selection);
     for (int i = 0; i < count; i++) {
       const auto row = selection.row(i);
@@ -210,12 +211,37 @@ TEST(PooledIndex, EqualScoresGoToTheLowerPool) {
   std::vector<int32_t> blocks;
   for (int b = 0; b <= kTokens / kBlockTokens; b++) blocks.push_back(1 + b * 2);
   const AttentionSequence sequence{blocks, 0, 1, 100};
-  TokenSelection selection;
+  Allocator allocator;
+  TokenSelection selection = *TokenSelection::make(1, kShape.most_selected(), allocator);
   select_tokens(args, {&sequence, 1}, pool, selection);
   std::vector<int32_t> want;
   for (int t = 0; t < kShape.top_k; t++) want.push_back(t);
   want.push_back(100);
   EXPECT_EQ(std::vector<int32_t>(selection.row(0).begin(), selection.row(0).end()), want);
+}
+
+TEST(PooledIndex, TheSelectionsMemoryIsReservedOrRefused) {
+  Allocator allocator;
+  auto selection = TokenSelection::make(3, 5, allocator);
+  ASSERT_TRUE(selection);
+  const size_t reserved = allocator.in_use();
+  EXPECT_GE(reserved, 3 * 5 * sizeof(int32_t));
+  for (int again = 0; again < 2; again++) {
+    selection->reset(3);
+    for (int row = 0; row < 3; row++)
+      for (int i = 0; i < 5; i++) selection->add(row, row * 10 + i);
+    for (int row = 0; row < 3; row++) {
+      const auto got = selection->row(row);
+      const std::vector<int32_t> want = {row * 10, row * 10 + 1, row * 10 + 2, row * 10 + 3, row * 10 + 4};
+      EXPECT_EQ(std::vector<int32_t>(got.begin(), got.end()), want);
+    }
+  }
+  selection->reset(2);
+  EXPECT_TRUE(selection->row(0).empty() && selection->row(1).empty());
+  EXPECT_EQ(allocator.in_use(), reserved);
+  const auto refused = TokenSelection::make(1 << 24, 1 << 30, allocator);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().kind, ErrorKind::kExhausted);
 }
 
 TEST(PooledIndex, RefusesImpossibleShapes) {

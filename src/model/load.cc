@@ -65,6 +65,7 @@ class Loader {
     if (weights::is_quantised((*tensor)->format))
       return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; it must hold floats", name), name);
     widen(**tensor, out);
+    count(**tensor);
     return {};
   }
 
@@ -77,6 +78,7 @@ class Loader {
     if (target_ != kernels::WeightTarget::kF32)
       for (float& value : out) value = bf16_to_float(float_to_bf16(value));
     packed_bytes_ += out.size() * sizeof(float);
+    count(**tensor);
     return {};
   }
 
@@ -133,10 +135,14 @@ class Loader {
     auto matrix = kernels::pack(sources, target_, slices, context_.allocator, context_.pool);
     if (!matrix) return matrix;
     packed_bytes_ += matrix->bytes();
-    for (const auto& source : sources) done_ += source.tensor->data.size();
-    if (context_.progress && total_ > 0)
-      context_.progress(std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)));
+    for (const auto& source : sources) count(*source.tensor);
     return matrix;
+  }
+
+  // Every tensor of the spec is read once, so that the last one makes it 1.
+  void count(const weights::Tensor& tensor) {
+    done_ += tensor.data.size();
+    if (context_.progress) context_.progress(static_cast<double>(done_) / static_cast<double>(total_));
   }
 
   const weights::TensorSource& tensors_;

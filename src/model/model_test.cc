@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <deque>
@@ -102,13 +103,16 @@ struct Fixture {
   Result<Model> load(Profile profile = Profile::kBF16) {
     auto spec = make_spec(checkpoint);
     if (!spec) return std::unexpected(spec.error());
-    return load_weights(std::move(*spec), tensors, profile, {allocator, pool, {}});
+    told.clear();
+    return load_weights(std::move(*spec), tensors, profile,
+                        {allocator, pool, [this](double part) { told.push_back(part); }});
   }
 
   weights::Checkpoint checkpoint;
   MapSource tensors;
   Allocator allocator;
   ThreadPool pool{2};
+  std::vector<double> told;  // the progress of the last load
 };
 
 TEST(Config, RefusesWhatIsNoObject) {
@@ -428,6 +432,9 @@ TEST(Load, ReadsEveryFixture) {
     ASSERT_TRUE(loaded.has_value()) << loaded.error().message;
     EXPECT_EQ(loaded->embedding.has_value(), !loaded->spec.tied_head());
     EXPECT_GT(loaded->weight_bytes, 0U);
+    EXPECT_TRUE(std::ranges::is_sorted(fixture.told));
+    EXPECT_EQ(std::ranges::count(fixture.told, 1.0), 1);
+    EXPECT_EQ(fixture.told.back(), 1.0);
   }
 }
 
