@@ -231,6 +231,7 @@ class Coordinator {
   void free_skipped(RequestCache& cache, int64_t processed);
   void free_columns(GroupState& state, int64_t end);
   int64_t blocks_needed(const RequestCache& cache, const SlotRequest& request, const Extent& extent) const;
+  int64_t token_columns(size_t g, int64_t slots) const;
   int64_t token_blocks_needed(size_t g, const GroupState* state, const SlotRequest& request, int64_t slots) const;
   int64_t state_blocks_needed(size_t g, const GroupState* state, const SlotRequest& request, int64_t main) const;
   void hold_hit(RequestCache& cache, const SlotRequest& request);

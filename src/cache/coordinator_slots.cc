@@ -104,14 +104,15 @@ int64_t count_free(const BlockPool& pool, std::span<const BlockId> blocks) {
 
 }  // namespace
 
+// Columns of a row for so many slots.
+int64_t Coordinator::token_columns(size_t g, int64_t slots) const {
+  return holds_fixed_blocks(spec(g)) ? most_held(g, slots) : ceil_div(slots, groups_[g].block_tokens);
+}
+
 int64_t Coordinator::token_blocks_needed(size_t g, const GroupState* state, const SlotRequest& request,
                                          int64_t slots) const {
   const int64_t block = groups_[g].block_tokens;
-  if (keeps<CircularBuffer>(spec(g))) return state == nullptr ? 1 : 0;
-  if (const auto* recurrent = std::get_if<RecurrentState>(&spec(g).retention)) {
-    slots += block * recurrent->speculative_blocks;
-  }
-  const int64_t required = ceil_div(slots, block);
+  const int64_t required = token_columns(g, slots);
   // Slots given for drafts that were rejected stay: a row may be longer than required.
   if (state != nullptr) return std::max<int64_t>(0, required - static_cast<int64_t>(state->row.size()));
 
@@ -150,7 +151,7 @@ void Coordinator::hold_hit(RequestCache& cache, const SlotRequest& request) {
   cache.admitted_ = true;
   const int64_t computed = request.computed + (request.hit == nullptr ? 0 : request.hit->length);
   for (size_t g = 0; g < groups_.size(); ++g) {
-    if (keeps<CircularBuffer>(spec(g))) continue;
+    if (holds_fixed_blocks(spec(g))) continue;
     GroupState& state = cache.groups_[g];
     const auto hits = hit_row(request, g);
     const auto skipped = static_cast<size_t>(skipped_tokens(spec(g), computed) / groups_[g].block_tokens);
@@ -189,12 +190,7 @@ void Coordinator::take_blocks(size_t g, GroupState& state, const Extent& extent)
 
 void Coordinator::take_token_blocks(size_t g, GroupState& state, int64_t slots) {
   if (state.shared_tail) replace_shared_tail(g, state);
-  int64_t required = ceil_div(slots, groups_[g].block_tokens);
-  if (keeps<CircularBuffer>(spec(g))) required = 1;
-  if (const auto* recurrent = std::get_if<RecurrentState>(&spec(g).retention)) {
-    required += recurrent->speculative_blocks;
-  }
-  const int64_t missing = required - static_cast<int64_t>(state.row.size());
+  const int64_t missing = token_columns(g, slots) - static_cast<int64_t>(state.row.size());
   if (missing > 0) take(missing, g, state.row);
 }
 

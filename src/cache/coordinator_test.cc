@@ -63,6 +63,29 @@ int64_t held(std::span<const BlockId> row) {
   return std::ranges::count_if(row, [](BlockId b) { return b != kNullBlock; });
 }
 
+// Whatever its block size: the state of every token lies in the first column.
+TEST(Coordinator, AStateWithoutCheckpointsStaysInOneBlock) {
+  CacheSpec state = recurrent(4);
+  state.retention = RecurrentState{.speculative_blocks = 2};
+  CoordinatorConfig config = config_for({state, full(4)}, 40);
+  config.enable_caching = false;
+  auto coordinator = *Coordinator::create(config);
+  Sequence sequence(coordinator, 100);
+  ASSERT_TRUE(coordinator.allocate(sequence.cache, sequence.slots(0, 3)));
+  const auto row = coordinator.row(sequence.cache, GroupId{0});
+  const std::vector<BlockId> first(row.begin(), row.end());
+  EXPECT_EQ(first.size(), 3U);  // its own and those for drafts
+  EXPECT_EQ(held(first), 3);
+  for (int64_t computed = 3; computed < 99; computed += 12) {
+    ASSERT_TRUE(coordinator.allocate(sequence.cache, sequence.slots(computed, 12)));
+    EXPECT_TRUE(std::ranges::equal(coordinator.row(sequence.cache, GroupId{0}), first));
+    expect_sound(coordinator, {&sequence.cache});
+  }
+  EXPECT_EQ(coordinator.pool().free_count(), 39 - 3 - 25);
+  coordinator.release(sequence.cache, 0);
+  EXPECT_EQ(coordinator.pool().free_count(), 39);
+}
+
 TEST(Coordinator, GivesEveryGroupItsOwnRow) {
   auto coordinator = coordinator_for({full(4), window(8, 9)}, 20);
   Sequence sequence(coordinator, 20);

@@ -285,7 +285,8 @@ Result<CachePlan> plan_cache(std::span<const CacheLayer> layers, const PlanConfi
   for (size_t i = 0; i < layers.size(); ++i) {
     plan.layers.emplace_back().spec = grouped->specs[i];
     if (auto ok = validate(grouped->specs[i]); !ok) {
-      return fail(ok.error().kind, fmt::format("layer {}, after grouping: {}", layers[i].name, ok.error().message),
+      return fail(ok.error().kind,
+                  fmt::format("layer {}, after grouping: {}; use smaller blocks", layers[i].name, ok.error().message),
                   ok.error().param);
     }
     if (auto ok = check_chunk(layers[i], grouped->specs[i], config); !ok) return std::unexpected(ok.error());

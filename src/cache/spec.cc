@@ -101,6 +101,11 @@ std::string_view name_of(const CacheSpec& spec) {
       [](const RecurrentState&) { return std::string_view("recurrent"); });
 }
 
+bool holds_fixed_blocks(const CacheSpec& spec) {
+  const auto* state = std::get_if<RecurrentState>(&spec.retention);
+  return keeps<CircularBuffer>(spec) || (state != nullptr && state->checkpoints == RecurrentState::Checkpoints::kNone);
+}
+
 int64_t states_per_block(const CacheSpec& spec) {
   if (keeps<RecurrentState>(spec)) return 1;
   return spec.block_size / spec.tokens_per_state;
@@ -126,6 +131,7 @@ int64_t tokens_per_block(const CacheSpec& spec, int64_t context_parallel_size) {
 
 int64_t skipped_tokens(const CacheSpec& spec, int64_t num_processed) {
   QUIRE_CHECK(num_processed >= 0);
+  if (holds_fixed_blocks(spec)) return 0;
   return visit_retention(
       spec, [](const FullRetention&) { return int64_t{0}; },
       [=](const SlidingWindow& r) { return std::max<int64_t>(0, num_processed - r.window + 1 - r.extra_retained); },
@@ -151,13 +157,10 @@ int64_t max_blocks(const CacheSpec& spec, int64_t length, const CacheLimits& lim
 }
 
 int64_t table_columns(const CacheSpec& spec, int64_t length, const CacheLimits& limits) {
-  if (keeps<CircularBuffer>(spec)) return 1;
+  if (holds_fixed_blocks(spec)) return max_blocks(spec, length, limits);
   const int64_t columns = ceil_div(length, tokens_per_block(spec, limits.context_parallel_size));
-  if (const auto* state = std::get_if<RecurrentState>(&spec.retention)) {
-    const bool aligned = state->checkpoints == RecurrentState::Checkpoints::kAlign;
-    return (aligned ? columns : 1) + state->speculative_blocks;
-  }
-  return columns;
+  const auto* state = std::get_if<RecurrentState>(&spec.retention);
+  return columns + (state == nullptr ? 0 : state->speculative_blocks);
 }
 
 HitRule hit_rule(const CacheSpec& spec, int64_t context_parallel_size) {

@@ -5,7 +5,8 @@
 // retention with its cases here, nothing elsewhere. Bytes of a block of one layer, its *page*:
 //   unpadded = heads * states_per_block * state_bytes;   page = max(padded page, unpadded)
 // A block of a token cache covers `block_size` tokens; with `tokens_per_state` t > 1 one state is stored for t tokens
-// (compressed keys). A circular buffer's block is its whole ring; a recurrent block is one state of the layer.
+// (compressed keys). A circular buffer's block is its whole ring; a recurrent block is one state of the layer, and
+// without checkpoints the only one of a request, whatever its block size says.
 //
 // All counts are tokens or bytes in int64_t. validate() bounds every field so that no function here can overflow.
 #pragma once
@@ -130,6 +131,10 @@ template <class Kind>
 bool keeps(const CacheSpec& spec) {
   return std::holds_alternative<Kind>(spec.retention);
 }
+
+// Whether a request's blocks are the same from its first token to its last: a ring, or a state without checkpoints. The
+// first column of its table is the block that every token reads and writes.
+bool holds_fixed_blocks(const CacheSpec& spec);
 
 // Rows of one head in a block: block_size / tokens_per_state; 1 for a recurrent state.
 int64_t states_per_block(const CacheSpec& spec);

@@ -54,8 +54,10 @@ TEST(CacheSpec, SkippedTokensKeepTheRollBackOfDrafts) {
   EXPECT_EQ(skipped_tokens(with(SlidingWindow{.window = 8, .extra_retained = 3}), 20), 10);
   EXPECT_EQ(skipped_tokens(with(SlidingWindow{.window = 8, .extra_retained = 3}), 9), 0);
   EXPECT_EQ(skipped_tokens(with(CircularBuffer{}), 1000), 0);
-  EXPECT_EQ(skipped_tokens(with(RecurrentState{}), 1000), 999);
-  EXPECT_EQ(skipped_tokens(with(RecurrentState{}), 0), 0);
+  const RecurrentState checkpoints{.checkpoints = RecurrentState::Checkpoints::kAlign};
+  EXPECT_EQ(skipped_tokens(with(checkpoints), 1000), 999);
+  EXPECT_EQ(skipped_tokens(with(checkpoints), 0), 0);
+  EXPECT_EQ(skipped_tokens(with(RecurrentState{}), 1000), 0);  // its one block stays
 }
 
 // No request ever holds more blocks than the bound, and some request comes within one of it.
@@ -81,6 +83,7 @@ TEST(CacheSpec, BlockBoundsOfStates) {
   EXPECT_EQ(max_blocks(with(CircularBuffer{}), 1000, limits), 1);
   EXPECT_EQ(table_columns(with(CircularBuffer{}), 1000, limits), 1);
   EXPECT_EQ(max_blocks(with(RecurrentState{}), 1000, limits), 1);
+  EXPECT_EQ(table_columns(with(RecurrentState{.speculative_blocks = 3}), int64_t{1} << 24, limits), 4);
   const RecurrentState aligned{.checkpoints = RecurrentState::Checkpoints::kAlign, .speculative_blocks = 3};
   EXPECT_EQ(max_blocks(with(aligned), 1000, limits), 5);
   EXPECT_EQ(table_columns(with(aligned), 1000, limits), 253);

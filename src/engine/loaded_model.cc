@@ -79,19 +79,19 @@ std::string hex(std::span<const std::byte> bytes) {
 Result<void> check_options(const EngineOptions& options) {
   const struct {
     const char* name;
-    int64_t value, low, high;
-  } ranges[] = {{"max_model_len", options.max_model_len.value_or(1), 1, model::kMaxPositions},
-                {"max_num_seqs", options.max_num_seqs, 1, 4096},
-                {"max_num_batched_tokens", options.max_num_batched_tokens, 1, 65536},
-                {"max_waiting_requests", options.max_waiting_requests, 1, 1 << 24},
-                {"step_time_ms", options.step_time.count(), 1, 60000},
-                {"threads", options.threads, 0, 1024},
-                {"block_size", options.block_size.value_or(kDefaultBlockSize), 16, 65536}};
-  for (const auto& range : ranges)
-    if (range.value < range.low || range.value > range.high)
+    int64_t value;
+    OptionRange range;
+  } numbers[] = {{"max_model_len", options.max_model_len.value_or(1), kModelLengths},
+                 {"max_num_seqs", options.max_num_seqs, kSequences},
+                 {"max_num_batched_tokens", options.max_num_batched_tokens, kBatchedTokens},
+                 {"max_waiting_requests", options.max_waiting_requests, kWaitingRequests},
+                 {"step_time_ms", options.step_time.count(), kStepMilliseconds},
+                 {"threads", options.threads, kThreads},
+                 {"block_size", options.block_size.value_or(kDefaultBlockSize), kBlockSizes}};
+  for (const auto& [name, value, range] : numbers)
+    if (value < range.low || value > range.high)
       return fail(ErrorKind::kInvalidRequest,
-                  fmt::format("{} must be between {} and {}, not {}", range.name, range.low, range.high, range.value),
-                  range.name);
+                  fmt::format("{} must be between {} and {}, not {}", name, range.low, range.high, value), name);
   if (options.max_num_batched_tokens < options.max_num_seqs)
     return fail(ErrorKind::kInvalidRequest,
                 fmt::format("max_num_batched_tokens {} must be at least max_num_seqs {}",
@@ -125,9 +125,11 @@ std::vector<std::string> describe_groups(const cache::CachePlan& plan) {
       size = fmt::format(" of {} tokens", w->window);
     if (const auto* c = std::get_if<cache::ChunkedLocal>(&group.spec.retention))
       size = fmt::format(" of {} tokens", c->chunk);
-    lines.push_back(fmt::format("group {}: {}{}, {} layers, blocks of {} tokens, at most {} blocks a request", g,
-                                cache::name_of(group.spec), size, group.layers.size(), group.spec.block_size,
-                                group.request_blocks));
+    const std::string blocks = cache::keeps<cache::RecurrentState>(group.spec) && cache::holds_fixed_blocks(group.spec)
+                                   ? "blocks of one state"
+                                   : fmt::format("blocks of {} tokens", group.spec.block_size);
+    lines.push_back(fmt::format("group {}: {}{}, {} layers, {}, at most {} blocks a request", g,
+                                cache::name_of(group.spec), size, group.layers.size(), blocks, group.request_blocks));
   }
   return lines;
 }
@@ -137,6 +139,16 @@ int64_t minimum_reuse(const cache::CachePlan& plan, bool prefix_caching) {
 }
 
 int block_size_of(const EngineOptions& options) { return options.block_size.value_or(kDefaultBlockSize); }
+
+Result<void> check_memory(const EngineOptions& options) {
+  const size_t memory = available_memory();
+  if (options.kv_cache_bytes.value_or(0) > memory)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("kv_cache_memory_bytes {} is more than the {} bytes of memory that are free",
+                            *options.kv_cache_bytes, memory),
+                "kv_cache_memory_bytes");
+  return {};
+}
 
 Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const EngineOptions& options,
                               int64_t own_length, size_t weight_bytes) {
@@ -185,7 +197,6 @@ Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const Engin
   outline.profile = profile;
   outline.cache = {.dtype = cache_dtype(options.kv_cache_dtype, profile),
                    .block_size = block_size_of(options),
-                   .max_positions = spec.max_positions,
                    .prefix_caching = options.prefix_caching,
                    .pages = std::move(pages)};
   outline.layers = exec::cache_layers(spec, outline.cache);
@@ -210,12 +221,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& opti
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const weights::TensorSource& tensors,
                                                        const EngineOptions& options) {
-  const size_t memory = available_memory();
-  if (options.kv_cache_bytes.value_or(0) > memory)
-    return fail(ErrorKind::kInvalidRequest,
-                fmt::format("kv_cache_memory_bytes {} is more than the {} bytes of memory that are free",
-                            *options.kv_cache_bytes, memory),
-                "kv_cache_memory_bytes");
+  if (auto fits = check_memory(options); !fits) return std::unexpected(fits.error());
   const CpuFeatures cpu = detect_cpu();
   auto isa = choose_isa(cpu);
   if (!isa) return std::unexpected(isa.error());

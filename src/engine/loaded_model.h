@@ -12,12 +12,21 @@
 #include "exec/forward.h"
 #include "exec/kv_storage.h"
 #include "kernels/kernels.h"
+#include "model/config.h"
 #include "model/load.h"
 #include "quire/engine.h"
 #include "quire/error.h"
 #include "weights/checkpoint.h"
 
 namespace quire::engine {
+
+struct OptionRange {
+  int64_t low, high;
+};
+
+// What numbers of EngineOptions may be.
+inline constexpr OptionRange kModelLengths{1, model::kMaxPositions}, kSequences{1, 4096}, kBatchedTokens{1, 65536},
+    kWaitingRequests{1, 1 << 24}, kStepMilliseconds{1, 60000}, kThreads{0, 1024}, kBlockSizes{16, 65536};
 
 struct PlannedCache {
   cache::CachePlan plan;
@@ -30,6 +39,10 @@ Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const E
                               int64_t own_length, size_t weight_bytes);
 
 int block_size_of(const EngineOptions& options);  // tokens
+
+// kInvalidRequest if the options ask for a larger cache than memory is free. Whoever plans without running may pass
+// over it.
+Result<void> check_memory(const EngineOptions& options);
 
 // What a model would look like in the cache, known before a weight is read: `quire inspect`.
 struct Outline {

@@ -108,7 +108,10 @@ Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, cons
   for (size_t l = 0; l < layers.size(); ++l) {
     if (result.layers_.contains(layers[l].name)) continue;
     const cache::LayerPlace& place = plan.layers[l];
-    RowCache rows{place.group, {}, place.spec.dtype, place.spec.block_size};
+    RowCache rows{place.group,
+                  {},
+                  place.spec.dtype,
+                  cache::holds_fixed_blocks(place.spec) ? std::numeric_limits<int64_t>::max() : place.spec.block_size};
     rows.view = {.base = storage.base() + place.offset,
                  .block_stride = static_cast<size_t>(place.strides.block),
                  .row_stride = static_cast<size_t>(place.strides.state),

@@ -47,7 +47,7 @@ struct RowCache {
   GroupId cache_group;
   kernels::RowView view;
   DType dtype = DType::kF32;  // of the numbers in a row
-  int64_t block_tokens = 0;
+  int64_t block_tokens = 0;   // of a column of the table; what no position reaches where one column serves all
 };
 
 // What an attention group is by the plan alone, without memory.

@@ -30,7 +30,6 @@ cache::CacheSpec cache_of(const model::AttentionSpec& attention, const CacheChoi
   return cache;
 }
 
-// Without checkpoints one block serves a whole request.
 cache::CacheSpec cache_of(const model::GatedDeltaSpec& layer, const CacheChoice& choice) {
   using Checkpoints = cache::RecurrentState::Checkpoints;
   cache::CacheSpec cache;
@@ -38,7 +37,7 @@ cache::CacheSpec cache_of(const model::GatedDeltaSpec& layer, const CacheChoice&
   cache.retention =
       cache::RecurrentState{.checkpoints = choice.prefix_caching ? Checkpoints::kAlign : Checkpoints::kNone};
   cache.dtype = DType::kF32;
-  cache.block_size = choice.prefix_caching ? choice.block_size : choice.max_positions;
+  cache.block_size = choice.block_size;
   const auto bytes = static_cast<int64_t>(kernels::gated_delta_state_size(layer.shape) * sizeof(float));
   cache.state_bytes = cache::round_up(bytes, kLine);
   cache.uses_slot_mapping = false;

@@ -22,7 +22,6 @@ cache::KernelBlockSizes page_sizes(const model::AttentionSpec& attention);
 struct CacheChoice {
   DType dtype = DType::kBF16;  // of keys and values
   int block_size = 0;          // tokens of a manager block
-  int64_t max_positions = 0;
   bool prefix_caching = true;
   PageSizes pages = page_sizes;
 };

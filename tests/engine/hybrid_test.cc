@@ -303,6 +303,20 @@ TEST_P(Hybrid, AgreesWithDenseAttention) {
   }
 }
 
+// The tensors that are packed, and the small ones that are not.
+TEST_P(Hybrid, LoadingIsToldUpToTheLastTensor) {
+  const Config c;
+  EngineOptions options = c.options();
+  std::vector<double> told;
+  options.progress = [&](double part) { told.push_back(part); };
+  auto plan = outline(model_, c, options);
+  ASSERT_TRUE(plan) << plan.error().message;
+  ASSERT_TRUE(engine::LoadedModel::make(std::move(*plan), model_, options));
+  EXPECT_TRUE(std::ranges::is_sorted(told));
+  EXPECT_EQ(std::ranges::count(told, 1.0), 1);
+  EXPECT_EQ(told.back(), 1.0);
+}
+
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
   for (const char* name : {"scalar", "avx2", "avx512"})
@@ -364,6 +378,37 @@ TEST_P(Hybrid, EveryConfigurationGivesTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Mixes, Hybrid, ::testing::ValuesIn(mixes()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// With one state a request, and with a checkpoint at every block.
+TEST(HybridLengths, AStateServesSixteenMillionPositions) {
+  const SyntheticLayer state{.state_heads = 3}, window{.window = kWindow};
+  const SyntheticModel model(std::vector{state, window, state}, kSeed);
+  for (const bool prefix_cache : {false, true}) {
+    const Config c{.numbers = {}, .prefix_cache = prefix_cache, .budget = 100, .seqs = 2};
+    std::vector<std::vector<Answer>> answers;
+    for (const int64_t length : {int64_t{model.spec().max_positions}, int64_t{1} << 24}) {
+      model::ModelSpec spec = model.spec();
+      spec.max_positions = length;
+      EngineOptions options = c.options();
+      options.max_model_len = length;
+      auto plan = engine::outline_spec(spec, c.numbers.profile, options, 0);
+      ASSERT_TRUE(plan) << plan.error().message;
+      EXPECT_EQ(plan->plan.max_model_len, length);
+      for (const cache::CacheGroup& group : plan->plan.groups)
+        if (cache::keeps<cache::RecurrentState>(group.spec)) {
+          EXPECT_EQ(group.request_blocks, prefix_cache ? 2 : 1);
+        }
+      auto loaded = engine::LoadedModel::make(std::move(*plan), model, options);
+      ASSERT_TRUE(loaded) << loaded.error().message;
+      auto core = engine::Core::create(std::move(*loaded), options);
+      ASSERT_TRUE(core) << core.error().message;
+      CoreHarness harness(std::move(*core));
+      harness.poison_free_blocks(true);
+      answers.push_back(harness.run(requests()));
+    }
+    EXPECT_EQ(difference(answers[1], answers[0]), "");
+  }
+}
 
 }  // namespace
 }  // namespace quire::test
