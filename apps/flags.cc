@@ -5,9 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <limits>
 #include <map>
+
+#include "engine/loaded_model.h"
+#include "sched/simulator.h"
 
 namespace quire::apps {
 namespace {
@@ -33,7 +37,7 @@ std::optional<int64_t> plain_integer(std::string_view text) {
   return value;
 }
 
-CLI::Validator integer(int64_t low, int64_t high = std::numeric_limits<int>::max()) {
+CLI::Validator integer(int64_t low, int64_t high) {
   const auto check = [low, high](const std::string& text) {
     const auto value = plain_integer(text);
     if (value && *value >= low && *value <= high) return std::string();
@@ -41,6 +45,8 @@ CLI::Validator integer(int64_t low, int64_t high = std::numeric_limits<int>::max
   };
   return {check, ""};
 }
+
+CLI::Validator integer(engine::OptionRange range) { return integer(range.low, range.high); }
 
 // A number that is one: comparisons alone would let nan pass.
 CLI::Validator number(double low, double high) {
@@ -52,6 +58,10 @@ CLI::Validator number(double low, double high) {
   };
   return {check, ""};
 }
+
+// Tokens/s that the simulator can count with.
+constexpr double kFastest = 1e9;
+constexpr double kSlowest = 1e9 / static_cast<double>(sched::kMostCostNs);
 
 // What a command's flags say before it is checked and goes into its options.
 struct FlagTexts {
@@ -76,7 +86,7 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_option("--kv-cache-dtype", t.kv_cache_dtype, "Keys and values: auto (as the profile says), bfloat16 or int8")
       ->check(CLI::IsMember({"auto", "bfloat16", "int8"}));
   app.add_option("--block-size", t.block_size, "Tokens of a KV cache block, a multiple of 16; default 32")
-      ->check(integer(1));
+      ->check(integer(engine::kBlockSizes));
   app.add_option("--kv-cache-layout", o.kv_cache_layout,
                  "Physical order: BLHNC (default), LBHNC, LHBNC, BHLNC; with one kv head also LBNHC, BLNHC");
   CLI::Option* caching = app.add_flag("--enable-prefix-caching", o.prefix_caching, "Reuse cached prefixes; on");
@@ -84,19 +94,19 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_flag("!--disable-hybrid-kv-cache-manager", o.hybrid_kv_cache, "Keep window layers like full ones");
   app.add_option("--max-num-seqs", o.max_num_seqs, "Requests that run together")
       ->capture_default_str()
-      ->check(integer(1));
+      ->check(integer(engine::kSequences));
   app.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Most tokens of a step")
       ->capture_default_str()
-      ->check(integer(1));
+      ->check(integer(engine::kBatchedTokens));
   app.add_option("--max-waiting-requests", o.max_waiting_requests, "Most requests that wait")
       ->capture_default_str()
-      ->check(integer(1));
+      ->check(integer(engine::kWaitingRequests));
   app.add_option("--scheduling-policy", t.policy, "fcfs, or priority: requests with a lower priority value first")
       ->check(CLI::IsMember({"fcfs", "priority"}));
   app.add_option("--step-time-ms", t.step_time_ms, "Aim for a step while others decode; default 100")
-      ->check(integer(1));
+      ->check(integer(engine::kStepMilliseconds));
   app.add_option("--threads", o.threads, "Threads that compute; default, and 0: the physical cores allowed")
-      ->check(integer(0));
+      ->check(integer(engine::kThreads));
   app.add_flag("--check-integrity", o.check_integrity, "Check the cache after every step (slow)");
 }
 
@@ -138,10 +148,10 @@ void add_simulate_flags(CLI::App& app, SimulateFlags& f) {
   app.add_option("TRACE,--trace", f.trace, "Requests, one JSON object a line")->required();
   app.add_option("--prefill-speed", f.prefill_speed, "Tokens/s of a prompt, as `quire bench` gives for pp512")
       ->capture_default_str()
-      ->check(number(1e-3, 1e9));
+      ->check(number(kSlowest, kFastest));
   app.add_option("--decode-speed", f.decode_speed, "Tokens/s of one request, as `quire bench` gives for tg128")
       ->capture_default_str()
-      ->check(number(1e-3, 1e9));
+      ->check(number(kSlowest, kFastest));
   app.add_option("--retention", f.retention, "What stays longest of windows: turn-ends as in serve, or every-boundary")
       ->capture_default_str()
       ->check(CLI::IsMember({"every-boundary", "turn-ends"}));
@@ -165,9 +175,11 @@ Result<void> finish(EngineOptions& o, const FlagTexts& t) {
   if (t.step_time_ms > 0) o.step_time = std::chrono::milliseconds(t.step_time_ms);
   if (t.max_model_len.empty() || t.max_model_len == "auto" || t.max_model_len == "-1") return {};
   const auto length = plain_integer(t.max_model_len);
-  if (!length || *length < 1)
+  const auto [low, high] = engine::kModelLengths;
+  if (!length || *length < low || *length > high)
     return fail(ErrorKind::kInvalidRequest,
-                fmt::format("--max-model-len must be a positive integer, 'auto' or -1, not '{}'", t.max_model_len),
+                fmt::format("--max-model-len must be an integer from {} to {}, 'auto' or -1, not '{}'", low, high,
+                            t.max_model_len),
                 "--max-model-len");
   o.max_model_len = *length;
   return {};
@@ -182,6 +194,36 @@ Result<void> check(const BenchFlags& flags) {
 }
 
 }  // namespace
+
+Error in_flags(Error error, std::string_view size_flag) {
+  constexpr std::string_view kOptions[] = {"dtype",
+                                           "max_model_len",
+                                           "kv_cache_memory_bytes",
+                                           "block_size",
+                                           "kv_cache_layout",
+                                           "enable_prefix_caching",
+                                           "disable_hybrid_kv_cache_manager",
+                                           "max_num_seqs",
+                                           "max_num_batched_tokens"};
+  if (std::ranges::find(kOptions, error.param) == std::end(kOptions)) return error;
+  const auto flag_of = [&](std::string_view option) {
+    if (option == "kv_cache_memory_bytes") return std::string(size_flag);
+    std::string flag = "--" + std::string(option);
+    std::ranges::replace(flag, '_', '-');
+    return flag;
+  };
+  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-'; };
+  std::string text;
+  for (size_t at = 0, end = 0; at < error.message.size(); at = end) {
+    end = at + 1;
+    while (end < error.message.size() && is_word(error.message[end]) == is_word(error.message[at])) ++end;
+    const std::string word = error.message.substr(at, end - at);
+    text += std::ranges::find(kOptions, word) == std::end(kOptions) ? word : flag_of(word);
+  }
+  const std::string flag = flag_of(error.param);
+  if (text.find(flag) == std::string::npos) text = flag + ": " + text;
+  return {error.kind, text, flag};
+}
 
 Result<Command> parse(int argc, char** argv) {
   Command command;

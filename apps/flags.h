@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "quire/engine.h"
@@ -55,6 +56,10 @@ struct Command {
   BenchFlags bench;
   SimulateFlags simulate;
 };
+
+// An error of the engine as one of the command line: options that it names, and the one that is at fault, are called by
+// their flags. `size_flag` is the one that gave the cache's size. Other errors stay as they are.
+Error in_flags(Error error, std::string_view size_flag = "--kv-cache-memory-bytes");
 
 // kInvalidRequest with one clear line for anything that is not understood.
 Result<Command> parse(int argc, char** argv);

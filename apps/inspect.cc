@@ -114,6 +114,8 @@ int inspect(const InspectFlags& flags) {
   fmt::print("profile        {}\n", name_of(outline->profile));
   fmt::print("length         {} tokens (the model's own: {})\n", outline->plan.max_model_len, spec.max_positions);
   if (!outline->notice.empty()) fmt::print("notice         {}\n", outline->notice);
+  if (auto fits = engine::check_memory(flags.engine); !fits)
+    fmt::print("notice         quire serve would refuse this here: {}\n", in_flags(fits.error()).message);
   print_plan(*outline, flags.engine);
   if (auto printed = print_attention(*outline); !printed) return report(printed.error());
   return 0;

@@ -6,7 +6,7 @@
 namespace quire::apps {
 
 int report(const Error& error) {
-  std::fprintf(stderr, "quire: %s\n", error.message.c_str());
+  std::fprintf(stderr, "quire: %s\n", in_flags(error).message.c_str());
   return error.kind == ErrorKind::kInternal ? 1 : 2;
 }
 

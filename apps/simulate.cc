@@ -11,7 +11,6 @@
 #include "cache/layout.h"
 #include "commands.h"
 #include "engine/loaded_model.h"
-#include "engine/step_budget.h"
 #include "sched/trace_file.h"
 #include "weights/checkpoint.h"
 
@@ -39,12 +38,19 @@ Result<std::string> read_text(const std::filesystem::path& path) {
   return text;
 }
 
+// What no kernel can run may be planned: the file may be of a model for another engine.
 Result<engine::PlannedCache> plan_of_file(const EngineOptions& options) {
   auto text = read_text(options.model);
   if (!text) return std::unexpected(text.error());
   auto file = cache::parse_layer_file(*text, engine::block_size_of(options));
   if (!file) return std::unexpected(file.error());
-  return engine::plan_for(file->layers, options, file->max_model_len, 0);
+  auto planned = engine::plan_for(file->layers, options, file->max_model_len, 0);
+  if (!planned) return planned;
+  if (auto executable = cache::check_executable(planned->plan); !executable) {
+    if (!planned->notice.empty()) planned->notice += "; ";
+    planned->notice += "no kernel of quire runs this: " + in_flags(executable.error()).message;
+  }
+  return planned;
 }
 
 Result<engine::PlannedCache> plan_of_model(const EngineOptions& options) {
@@ -61,17 +67,20 @@ sched::StepCost cost_of(const SimulateFlags& flags) {
   return {std::llround(step_ns), std::llround(token_ns)};
 }
 
-// What fits the time that the engine aims at, but every decoding request and some tokens of prompts always do.
-int64_t token_budget(const EngineOptions& options, const sched::StepCost& cost) {
-  const int64_t aim_ns = std::chrono::nanoseconds(options.step_time).count();
-  const int64_t fit = (aim_ns - cost.step_ns) / std::max<int64_t>(cost.token_ns, 1);
-  return std::min<int64_t>(std::max(fit, engine::StepBudget::kLeastPromptTokens + options.max_num_seqs),
-                           options.max_num_batched_tokens);
+Result<void> check_size(const EngineOptions& options, const cache::CachePlan& plan) {
+  if (plan.num_blocks <= sched::kMostSimulated) return {};
+  return fail(ErrorKind::kInvalidRequest,
+              fmt::format("kv_cache_memory_bytes {}: more than {} blocks of {} bytes cannot be simulated; give at most "
+                          "{} bytes, or larger blocks by block_size",
+                          options.kv_cache_bytes.value_or(static_cast<size_t>(plan.allocation_bytes)),
+                          sched::kMostSimulated, plan.bytes_per_block, sched::kMostSimulated * plan.bytes_per_block),
+              "kv_cache_memory_bytes");
 }
 
 Result<Run> run(const SimulateFlags& flags, EngineOptions options) {
   auto planned = options.model.extension() == ".json" ? plan_of_file(options) : plan_of_model(options);
   if (!planned) return std::unexpected(planned.error());
+  if (auto fits = check_size(options, planned->plan); !fits) return std::unexpected(fits.error());
   sched::SimulationConfig config;
   config.scheduler.max_num_seqs = options.max_num_seqs;
   if (options.priority_scheduling) config.scheduler.policy = sched::Policy::kPriority;
@@ -79,13 +88,17 @@ Result<Run> run(const SimulateFlags& flags, EngineOptions options) {
                                            options.prefix_caching);
   if (flags.retention == "turn-ends") config.cache.retention.keep = cache::RetentionPolicy::Keep::kTurnEnds;
   config.cost = cost_of(flags);
-  config.token_budget = token_budget(options, config.cost);
+  config.step_seconds = std::chrono::duration<double>(options.step_time).count();
+  config.max_tokens = options.max_num_batched_tokens;
   config.max_waiting = options.max_waiting_requests;
   config.check_integrity = options.check_integrity;
 
   auto trace = sched::TraceFile::open(flags.trace);
   if (!trace) return std::unexpected(trace.error());
   auto report = sched::simulate(config, [&] { return trace->next(); });
+  if (!report && report.error().param == "cost")
+    return fail(report.error().kind, fmt::format("--prefill-speed {}, --decode-speed {}: {}", flags.prefill_speed,
+                                                 flags.decode_speed, report.error().message));
   if (!report) return std::unexpected(report.error());
   return Run{std::move(options), std::move(*planned), std::move(*report)};
 }
@@ -243,7 +256,7 @@ int simulate(const SimulateFlags& flags) {
   std::vector<Run> runs;
   for (EngineOptions& options : variants(flags)) {
     auto done = run(flags, std::move(options));
-    if (!done) return report(done.error());
+    if (!done) return report(flags.sweep.empty() ? done.error() : in_flags(done.error(), "--sweep"));
     runs.push_back(std::move(*done));
   }
   if (!flags.json) {

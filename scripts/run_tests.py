@@ -31,7 +31,7 @@ SANITIZER_ENV = {
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
 }
 # Where threads meet: the pool, the engine with its tests on whole models, the API and the server.
-TSAN_TESTS = ("base_test", "engine_test", "engine_api_test", "cache_faults_test", "golden_test", "api_test", "net_test")
+TSAN_TESTS = ("base_test", "engine_api_test", "cache_faults_test", "golden_test", "api_test", "net_test")
 
 
 @dataclass

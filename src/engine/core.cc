@@ -103,17 +103,10 @@ void Core::end(RequestId id, Update update) {
   if (!node.empty()) node.mapped().sink(std::move(update));
 }
 
-int64_t Core::decoding() const {
-  return std::ranges::count_if(active_, [&](const auto& entry) {
-    const sched::RequestState* state = scheduler_.find(entry.first);
-    return entry.second.num_output > 0 && state != nullptr && state->status == sched::RequestStatus::kRunning;
-  });
-}
-
 Result<void> Core::step() {
   const auto start = Clock::now();
-  const int64_t tokens = budget_.tokens(decoding(), active_.size() == 1);
-  const sched::StepPlan plan = scheduler_.schedule({tokens, tokens / 2}, seconds(start.time_since_epoch()));
+  const sched::TokenBudget budget = budget_.next(scheduler_.num_decoding(), scheduler_.num_requests() == 1);
+  const sched::StepPlan plan = scheduler_.schedule(budget, seconds(start.time_since_epoch()));
   if (plan.requests.empty()) {
     tables_.update(plan);
     return {};

@@ -14,7 +14,6 @@
 
 #include "engine/batch.h"
 #include "engine/loaded_model.h"
-#include "engine/step_budget.h"
 #include "exec/request_tables.h"
 #include "quire/engine.h"
 #include "sample/sampler.h"
@@ -84,14 +83,13 @@ class Core {
   void deliver(RequestId id, Outcome& outcome, bool ended, Clock::time_point now);
   void end(RequestId id, Update update);
   void count_step(int64_t tokens);
-  int64_t decoding() const;
   bool stops(const Active& active, TokenId token) const;
 
   std::unique_ptr<LoadedModel> model_;
   EngineOptions options_;
   sched::Scheduler scheduler_;
   exec::RequestTables tables_;
-  StepBudget budget_;
+  sched::StepBudget budget_;
   std::unordered_map<RequestId, Active> active_;
   EngineStats counters_;
   Probe probe_;

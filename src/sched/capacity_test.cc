@@ -58,7 +58,8 @@ bool all_fit(const cache::CachePlan& plan, int64_t count, int64_t length) {
   SimulationConfig config;
   config.scheduler = many_seqs();
   config.cache = cache::coordinator_config(plan, {.max_in_flight_tokens = kChunk}, false);
-  config.token_budget = kChunk;
+  config.step_seconds = 1e6;  // tokens limit steps, time never does
+  config.max_tokens = kChunk;
   int64_t next = 0;
   const auto report = simulate(config, [&]() -> Result<std::optional<TraceRequest>> {
     if (next == count) return std::nullopt;

@@ -98,7 +98,8 @@ SimulationConfig config_of(Keep keep, int64_t pool_blocks, int64_t max_model_len
   config.cache.max_model_len = max_model_len;
   config.cache.limits.max_in_flight_tokens = Oracle::kChunk;
   config.cache.retention.keep = keep;
-  config.token_budget = Oracle::kChunk;
+  config.step_seconds = 1e6;  // tokens limit steps, time never does
+  config.max_tokens = Oracle::kChunk;
   config.cost = {.step_ns = 1, .token_ns = 0};
   return config;
 }

@@ -398,6 +398,10 @@ std::span<const BlockId> Scheduler::block_row(RequestId id, GroupId group) const
   return cache_.row(request->cache, group);
 }
 
+int64_t Scheduler::num_decoding() const {
+  return std::ranges::count_if(running_, [](const RequestState* request) { return request->num_output() > 0; });
+}
+
 SchedulerStats Scheduler::stats() const {
   SchedulerStats stats = counters_;
   stats.running = static_cast<int64_t>(running_.size());

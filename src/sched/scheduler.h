@@ -25,6 +25,7 @@
 
 #include "cache/coordinator.h"
 #include "sched/request.h"
+#include "sched/step_budget.h"
 
 namespace quire::sched {
 
@@ -41,16 +42,6 @@ struct SchedulerConfig {
   double watermark = 0.0;               // part of the pool that a request leaves free when it joins others, 0..1
   Sha256Digest hash_root{};             // digest of weights, numeric profile and page layout
   int64_t hash_lookahead = 0;           // tokens that a block's hash covers past its end
-};
-
-// How many tokens a step may compute. What would be left with at most `stretch` tokens is finished at once: to wait
-// another step for so little would cost its request more than it costs the others.
-struct TokenBudget {
-  constexpr TokenBudget(int64_t budget, int64_t overrun = 0) : tokens(budget), stretch(overrun) {}
-  constexpr int64_t fit(int64_t need) const { return need <= tokens + stretch ? need : tokens; }
-
-  int64_t tokens;
-  int64_t stretch;
 };
 
 // One request's part in a step: it computes positions [num_computed, num_computed + num_new). The tokens there are the
@@ -138,6 +129,9 @@ class Scheduler {
   const RequestState* find(RequestId id) const;
   std::span<const BlockId> block_row(RequestId id, GroupId group) const;
   bool has_work() const { return !requests_.empty(); }
+  int64_t num_requests() const { return std::ssize(requests_); }
+  // Requests that run and have answered tokens already.
+  int64_t num_decoding() const;
   SchedulerStats stats() const;
   std::vector<RequestId> running() const;
   // In the order in which they would start.

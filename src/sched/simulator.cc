@@ -35,7 +35,11 @@ class Simulation {
  public:
   Simulation(const SimulationConfig& config, Scheduler scheduler, const TraceSource& source,
              const std::function<void(const RequestOutcome&)>& observe)
-      : config_(config), scheduler_(std::move(scheduler)), source_(source), observe_(observe) {
+      : config_(config),
+        scheduler_(std::move(scheduler)),
+        source_(source),
+        observe_(observe),
+        budget_(config.step_seconds, config.max_tokens) {
     report_.groups.resize(static_cast<size_t>(scheduler_.cache().num_groups()));
   }
 
@@ -152,7 +156,7 @@ class Simulation {
   }
 
   Result<void> step() {
-    const StepPlan plan = scheduler_.schedule(config_.token_budget);
+    const StepPlan plan = scheduler_.schedule(budget_.next(scheduler_.num_decoding(), scheduler_.num_requests() == 1));
     if (plan.requests.empty()) {
       // A state that the last step wrote may defer a request by one step, never by two.
       if (idle_) return fail(ErrorKind::kInternal, "simulator: requests wait, and none can run");
@@ -162,7 +166,11 @@ class Simulation {
     idle_ = false;
     const int64_t begin_ns = now_ns_;
     now_ns_ += config_.cost.step_ns + plan.total_tokens * config_.cost.token_ns;
-    if (now_ns_ > kLongest) return fail(ErrorKind::kInvalidRequest, "the simulated time exceeds a hundred years");
+    if (now_ns_ > kLongest)
+      return fail(ErrorKind::kInvalidRequest,
+                  "the simulated time exceeds a hundred years: make steps and tokens faster, or the trace shorter",
+                  "cost");
+    budget_.observe(plan.total_tokens, static_cast<double>(now_ns_ - begin_ns) * 1e-9);
     record(plan, begin_ns);
     ++report_.steps;
     if (auto ok = check(); !ok) return ok;
@@ -217,6 +225,7 @@ class Simulation {
   Scheduler scheduler_;
   const TraceSource& source_;
   const std::function<void(const RequestOutcome&)>& observe_;
+  StepBudget budget_;
 
   SimulationReport report_;
   std::optional<TraceRequest> next_;  // read, not joined yet
@@ -232,23 +241,24 @@ class Simulation {
 Result<void> check_config(const SimulationConfig& config) {
   if (config.scheduler.overlapped || config.scheduler.num_draft_tokens > 0 || config.scheduler.num_lookahead_tokens > 0)
     return fail(ErrorKind::kUnsupported, "the simulator runs one step at a time, without drafts");
-  constexpr int64_t kMostTokens = 1 << 24;
-  constexpr int64_t kMostNs = 10'000'000'000;  // a step of that many such tokens does not overflow the clock
+  // A step of kMostSimulated tokens of kMostCostNs does not overflow the clock.
   const struct {
     const char* name;
     int64_t value, least, most;
-  } fields[] = {{"token_budget", config.token_budget, 1, kMostTokens},
-                {"num_blocks", config.cache.num_blocks, 1, kMostTokens},
-                {"max_waiting", config.max_waiting, 1, kMostTokens},
-                {"step_ns", config.cost.step_ns, 0, kMostNs},
-                {"token_ns", config.cost.token_ns, 0, kMostNs}};
+  } fields[] = {{"max_tokens", config.max_tokens, 1, kMostSimulated},
+                {"num_blocks", config.cache.num_blocks, 1, kMostSimulated},
+                {"max_waiting", config.max_waiting, 1, kMostSimulated},
+                {"step_ns", config.cost.step_ns, 0, kMostCostNs},
+                {"token_ns", config.cost.token_ns, 0, kMostCostNs}};
   for (const auto& field : fields) {
     if (field.value < field.least || field.value > field.most)
       return fail(ErrorKind::kInvalidRequest,
                   fmt::format("{} is {}, it must be {} to {}", field.name, field.value, field.least, field.most),
                   field.name);
   }
-  return {};
+  if (config.step_seconds > 0) return {};
+  return fail(ErrorKind::kInvalidRequest, fmt::format("step_seconds is {}, it must be above 0", config.step_seconds),
+              "step_seconds");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The simulator replays requests against the real scheduler and cache, without a model: configuration and requests in,
-// a report out. What it says of hits, preemptions and blocks is what the engine would do in steps of the same tokens.
+// a report out. What it says of hits, preemptions and blocks is what the engine would do in steps of the same tokens;
+// the StepBudget is the engine's, too.
 //
 // Time is counted, not measured: a step takes StepCost::step_ns and StepCost::token_ns for each of its tokens; a
 // request joins before the first step that begins at or after its arrival. So a report depends on its input alone.
@@ -45,6 +46,10 @@ std::vector<TokenId> expand_tokens(const std::vector<TokenPiece>& pieces, int64_
 // The next request, nullopt after the last one, or an error that ends the simulation.
 using TraceSource = std::function<Result<std::optional<TraceRequest>>()>;
 
+// Blocks and other things that are counted are at most so many; the time of a token or a step is at most so long.
+inline constexpr int64_t kMostSimulated = int64_t{1} << 24;
+inline constexpr int64_t kMostCostNs = 10'000'000'000;
+
 struct StepCost {
   int64_t step_ns = 9'000'000;
   int64_t token_ns = 1'000'000;
@@ -53,7 +58,8 @@ struct StepCost {
 struct SimulationConfig {
   SchedulerConfig scheduler;  // one step at a time, without drafts
   cache::CoordinatorConfig cache;
-  int64_t token_budget = 2048;  // of a step
+  double step_seconds = 0.1;  // aim of the StepBudget
+  int64_t max_tokens = 2048;  // of a step
   int64_t max_waiting = 1024;
   StepCost cost = {};
   bool check_integrity = false;  // after every step; slow
@@ -125,7 +131,7 @@ struct SimulationReport {
 
 // `observe` (if given) gets the outcome of every request, as it ends.
 // Errors: of the configuration; of the source; kInvalidRequest, naming the request, if arrivals go backwards or an
-// answer is empty; kInternal if an invariant is broken.
+// answer is empty, and naming `cost` if the simulated time grows too long; kInternal if an invariant is broken.
 Result<SimulationReport> simulate(const SimulationConfig& config, const TraceSource& source,
                                   const std::function<void(const RequestOutcome&)>& observe = {});
 

@@ -31,7 +31,8 @@ World random_world(bool sparse, Room room) {
         sparse ? random_spec() : CacheSpec{.block_size = *rc::gen::element(2, 4, 8), .state_bytes = 16};
     config.cache.groups.push_back({.spec = spec, .hit = cache::hit_rule(spec, 1)});
   }
-  config.token_budget = *rc::gen::inRange<int64_t>(1, 20);
+  config.step_seconds = *rc::gen::element(1e-9, 1e-7, 1e6);
+  config.max_tokens = *rc::gen::inRange<int64_t>(1, 60);
   config.max_waiting = *rc::gen::inRange<int64_t>(1, 6);
   config.cost = {.step_ns = *rc::gen::inRange<int64_t>(0, 100), .token_ns = *rc::gen::inRange<int64_t>(0, 10)};
   config.check_integrity = true;
@@ -40,7 +41,7 @@ World random_world(bool sparse, Room room) {
   config.scheduler.policy = *rc::gen::element(Policy::kFcfs, Policy::kPriority);
   config.scheduler.reserve_whole_sequence = *rc::gen::inRange(0, 4) == 0;
   config.scheduler.watermark = *rc::gen::element(0.0, 0.0, 0.1);
-  config.cache.limits.max_in_flight_tokens = config.token_budget;
+  config.cache.limits.max_in_flight_tokens = config.max_tokens;
   config.cache.num_blocks = 100;
   const auto probe = cache::Coordinator::create(config.cache);
   RC_PRE(probe.has_value());

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 namespace quire::sched {
@@ -17,7 +18,8 @@ SimulationConfig config_of(std::vector<cache::CacheSpec> specs, int64_t num_bloc
   config.cache.num_blocks = num_blocks;
   config.cache.max_model_len = max_model_len;
   config.cache.limits.max_in_flight_tokens = 64;
-  config.token_budget = 64;
+  config.step_seconds = 1e6;  // tokens limit steps, time never does
+  config.max_tokens = 64;
   config.cost = {.step_ns = 1000, .token_ns = 10};
   config.check_integrity = true;
   return config;
@@ -115,6 +117,33 @@ TEST(Simulator, CountsStepsAndTime) {
   EXPECT_EQ(report.blocks.mean(), (4 + 7 + 8 + 7) / 4.0);
   EXPECT_EQ(report.total_blocks, 39);
   EXPECT_EQ(report.preemptions, 0);
+}
+
+// A token takes 1 ms.
+SimulationConfig timed_config(double step_seconds) {
+  auto config = config_of({full(16)}, 200, 2048);
+  config.cost = {.step_ns = 0, .token_ns = 1'000'000};
+  config.step_seconds = step_seconds;
+  config.max_tokens = config.cache.limits.max_in_flight_tokens = 2048;
+  return config;
+}
+
+TEST(Simulator, StepsOfARequestThatIsAloneTakeTwiceTheTime) {
+  // 128 tokens until a step was measured, then 201 in twice 0.1005 s, and 269 <= 301 at the end.
+  const auto report = run(timed_config(0.1005), {request(0, {Segment{1, 1000}}, 1)}).report;
+  EXPECT_EQ(report.steps, 5);
+  EXPECT_EQ(report.duration_ns, 1'000'000'000);
+}
+
+TEST(Simulator, StepsLeaveRoomForPromptsBesideTheRequestsThatDecode) {
+  // 0.01 s are 10 tokens. Until the first request decodes steps have 32: 128, 32 and 40 <= 48. Then they have one more:
+  // five times 1 + 32, and 1 + 40. 64 requests could run, but two do.
+  const auto outcomes =
+      run(timed_config(0.01), {request(0, {Segment{1, 200}}, 20), request(0, {Segment{2, 200}}, 1)}).outcomes;
+  EXPECT_EQ(outcomes[0].first_token_ns, 200'000'000);
+  EXPECT_EQ(outcomes[1].waited_ns, 200'000'000);
+  EXPECT_EQ(outcomes[1].waited_steps, 3);
+  EXPECT_EQ(outcomes[1].first_token_ns, 406'000'000);
 }
 
 TEST(Simulator, JumpsToTheNextArrival) {
@@ -225,7 +254,9 @@ TEST(Simulator, ChecksItsConfiguration) {
                                           : report.error().param;
   };
   EXPECT_EQ(param_of([](auto&) {}), "accepted");
-  EXPECT_EQ(param_of([](auto& c) { c.token_budget = 0; }), "token_budget");
+  EXPECT_EQ(param_of([](auto& c) { c.max_tokens = 0; }), "max_tokens");
+  EXPECT_EQ(param_of([](auto& c) { c.step_seconds = 0; }), "step_seconds");
+  EXPECT_EQ(param_of([](auto& c) { c.step_seconds = NAN; }), "step_seconds");
   EXPECT_EQ(param_of([](auto& c) { c.max_waiting = 0; }), "max_waiting");
   EXPECT_EQ(param_of([](auto& c) { c.cost.step_ns = -1; }), "step_ns");
   EXPECT_EQ(param_of([](auto& c) { c.cost.token_ns = INT64_MAX; }), "token_ns");

@@ -1,23 +1,28 @@
-#include "engine/step_budget.h"
+#include "sched/step_budget.h"
 
 #include <algorithm>
 
-namespace quire::engine {
+namespace quire::sched {
 namespace {
 
 constexpr int64_t kFirstTokens = 128;  // until a step has been measured
-constexpr double kAloneFactor = 2;     // a step of the only request may be this much longer
-constexpr double kNewest = 0.5;        // weight of the newest measurement
+// What a step takes beside the requests that decode, whatever the time: smaller steps are bound by memory, so they
+// would tell nothing of a token's time.
+constexpr int64_t kLeastPromptTokens = 32;
+constexpr double kAloneFactor = 2;  // a step of the only request may be this much longer
+constexpr double kNewest = 0.5;     // weight of the newest measurement
 
 }  // namespace
 
-int64_t StepBudget::tokens(int64_t decoding, bool alone) const {
+TokenBudget StepBudget::next(int64_t decoding, bool alone) const {
   const double aim = alone ? step_seconds_ * kAloneFactor : step_seconds_;
   const int64_t fit =
       seconds_per_token_ > 0 ? static_cast<int64_t>(std::min(aim / seconds_per_token_, 1e9)) : kFirstTokens;
   // Every decoding request gets its token, whatever the time, and prompts get on by steps that can still be measured:
   // one slow step must not fix the budget for ever.
-  return std::clamp(std::max(fit, kLeastPromptTokens + decoding), int64_t{1}, std::max(max_tokens_, decoding));
+  const int64_t tokens =
+      std::clamp(std::max(fit, kLeastPromptTokens + decoding), int64_t{1}, std::max(max_tokens_, decoding));
+  return {tokens, tokens / 2};
 }
 
 void StepBudget::observe(int64_t tokens, double seconds) {
@@ -26,4 +31,4 @@ void StepBudget::observe(int64_t tokens, double seconds) {
   seconds_per_token_ = seconds_per_token_ == 0 ? now : kNewest * now + (1 - kNewest) * seconds_per_token_;
 }
 
-}  // namespace quire::engine
+}  // namespace quire::sched

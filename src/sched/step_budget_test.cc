@@ -1,16 +1,17 @@
-#include "engine/step_budget.h"
+#include "sched/step_budget.h"
 
 #include <gtest/gtest.h>
 
-namespace quire::engine {
+namespace quire::sched {
 namespace {
 
 TEST(StepBudget, AimsAtTheStepTimeOnceItHasMeasured) {
   StepBudget budget(0.1, 2048);
   for (int i = 0; i < 20; ++i) budget.observe(200, 0.2);  // a millisecond a token
-  EXPECT_NEAR(static_cast<double>(budget.tokens(4, false)), 100, 1);
-  EXPECT_NEAR(static_cast<double>(budget.tokens(0, false)), 100, 1);  // several that start: the first need not wait
-  EXPECT_NEAR(static_cast<double>(budget.tokens(0, true)), 200, 2);   // nobody waits: longer steps
+  EXPECT_NEAR(static_cast<double>(budget.next(4, false).tokens), 100, 1);
+  EXPECT_NEAR(static_cast<double>(budget.next(0, false).tokens), 100,
+              1);                                                         // several that start: the first need not wait
+  EXPECT_NEAR(static_cast<double>(budget.next(0, true).tokens), 200, 2);  // nobody waits: longer steps
 }
 
 TEST(StepBudget, RecoversFromSlowSteps) {
@@ -18,31 +19,39 @@ TEST(StepBudget, RecoversFromSlowSteps) {
     StepBudget budget(0.1, 2048);
     for (int i = 0; i < 3; ++i) budget.observe(128, 60);
     for (int i = 0; i < 40; ++i)
-      budget.observe(budget.tokens(decoding, false), 1e-4 * static_cast<double>(budget.tokens(decoding, false)));
-    EXPECT_GT(budget.tokens(decoding, false), 900) << decoding;
+      budget.observe(budget.next(decoding, false).tokens,
+                     1e-4 * static_cast<double>(budget.next(decoding, false).tokens));
+    EXPECT_GT(budget.next(decoding, false).tokens, 900) << decoding;
   }
 }
 
 TEST(StepBudget, SmallStepsTellNothing) {
   StepBudget budget(0.1, 2048);
-  const auto before = budget.tokens(1, false);
+  const auto before = budget.next(1, false).tokens;
   budget.observe(1, 10.0);
-  EXPECT_EQ(budget.tokens(1, false), before);
+  EXPECT_EQ(budget.next(1, false).tokens, before);
 }
 
 TEST(StepBudget, AlwaysLetsEveryStreamAndAPromptGetOn) {
   StepBudget budget(0.001, 2048);
   for (int i = 0; i < 20; ++i) budget.observe(100, 100.0);
-  EXPECT_GE(budget.tokens(64, false), 64 + 1);
-  EXPECT_GE(budget.tokens(0, false), 1);
+  EXPECT_GE(budget.next(64, false).tokens, 64 + 1);
+  EXPECT_GE(budget.next(0, false).tokens, 1);
+}
+
+TEST(StepBudget, FinishesAPromptWithHalfAsMuchAgain) {
+  const TokenBudget budget = StepBudget(0.1, 64).next(0, false);
+  EXPECT_EQ(budget.tokens, 64);
+  EXPECT_EQ(budget.fit(96), 96);
+  EXPECT_EQ(budget.fit(97), 64);
 }
 
 TEST(StepBudget, NeverExceedsTheCap) {
   StepBudget budget(10, 256);
   for (int i = 0; i < 20; ++i) budget.observe(100, 1e-6);
-  EXPECT_EQ(budget.tokens(0, false), 256);
-  EXPECT_EQ(budget.tokens(8, false), 256);
+  EXPECT_EQ(budget.next(0, false).tokens, 256);
+  EXPECT_EQ(budget.next(8, false).tokens, 256);
 }
 
 }  // namespace
-}  // namespace quire::engine
+}  // namespace quire::sched

@@ -1,5 +1,6 @@
 """The program as a user meets it: what it says, and how it ends, when it cannot start; models without a tokenizer."""
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -69,7 +70,7 @@ def test_a_number_out_of_range(flag):
     (("--model", "other"), "--model"),
     (("--generation-config", "maybe"), "--generation-config"),
     (("--dtype", "int3"), "--dtype"),
-    (("--max-num-seqs", 64, "--max-num-batched-tokens", 16), "max_num_batched_tokens"),
+    (("--max-num-seqs", 64, "--max-num-batched-tokens", 16), "--max-num-batched-tokens 16 must be at least --max-num-seqs 64"),
 ], ids=str)  # fmt: skip
 def test_flags_that_contradict_each_other_or_their_values(flags, word):
     assert_one_clear_line(run("serve", TINY, *flags), word)
@@ -145,10 +146,23 @@ def test_the_models_sampling_defaults_are_those_of_requests(tmp_path):
 def test_a_context_that_does_not_fit():
     for command in ("serve", "inspect"):
         for size in (1, 4096):
-            assert_one_clear_line(run(command, TINY, "--kv-cache-memory-bytes", size), "kv_cache_memory_bytes", f" {size} bytes")
+            assert_one_clear_line(run(command, TINY, "--kv-cache-memory-bytes", size), "--kv-cache-memory-bytes", f" {size} bytes")
     flags = ("--kv-cache-memory-bytes", 100_000, "--max-model-len", 512)
-    assert_one_clear_line(run("serve", TINY, *flags), "kv_cache_memory_bytes", "longest that would fit has 160 tokens")
-    assert_one_clear_line(run("serve", TINY, "--kv-cache-memory-bytes", 2**63 - 1), "kv_cache_memory_bytes")
+    assert_one_clear_line(run("serve", TINY, *flags), "--kv-cache-memory-bytes", "longest that would fit has 160 tokens")
+
+
+def test_a_cache_larger_than_the_memory():
+    for size in (1 << 45, 2**63 - 1):
+        refused = run("serve", TINY, "--kv-cache-memory-bytes", size)
+        assert_one_clear_line(refused, f"--kv-cache-memory-bytes {size} is more than", "bytes of memory that are free")
+        shown = run("inspect", TINY, "--kv-cache-memory-bytes", size)
+        assert shown.returncode == 0
+        (notice,) = [line for line in shown.stdout.splitlines() if line.startswith("notice")]
+        words = refused.stderr.strip().removeprefix("quire: ")
+        free = re.compile(r"the \d+ bytes")  # others take and give memory in between
+        assert free.sub("", notice.partition("here: ")[2]) == free.sub("", words)
+    fits = run("inspect", TINY, "--kv-cache-memory-bytes", 1 << 20)
+    assert "would refuse" not in fits.stdout
 
 
 def test_a_chat_template_that_is_no_file_to_read(tmp_path):
