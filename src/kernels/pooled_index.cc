@@ -96,7 +96,11 @@ class Pooling {
 class Selecting {
  public:
   Selecting(const PooledIndexArgs& args, TokenSelection& selection)
-      : args_(args), shape_(args.shape), selection_(selection), key_(static_cast<size_t>(shape_.dim)) {}
+      : args_(args),
+        shape_(args.shape),
+        selection_(selection),
+        key_(static_cast<size_t>(shape_.dim)),
+        kept_(static_cast<size_t>(shape_.top_k / shape_.pool)) {}
 
   void operator()(const AttentionSequence& sequence, int index) {
     const int row = sequence.first_row + index;
@@ -109,15 +113,12 @@ class Selecting {
     pools_.clear();
     for (int64_t j = 0; j < complete; j++) {
       read_numbers(sequence_row(args_.keys, sequence.pages.data(), j), shape_.dim, shape_.dtype, key_.data());
+      if (pools_.size() == 2 * kept_) keep_best();  // memory does not grow with the context
       pools_.push_back({score(row), j});
     }
-    const auto kept = pools_.begin() + shape_.top_k / shape_.pool;
-    std::ranges::nth_element(pools_, kept, [](const Pool& a, const Pool& b) {
-      return a.score != b.score ? a.score > b.score : a.index < b.index;
-    });
-    std::ranges::sort(pools_.begin(), kept, {}, &Pool::index);
-    for (auto pool = pools_.begin(); pool != kept; ++pool)
-      add(row, pool->index * shape_.pool, (pool->index + 1) * shape_.pool);
+    keep_best();
+    std::ranges::sort(pools_, {}, &Pool::index);
+    for (const Pool& pool : pools_) add(row, pool.index * shape_.pool, (pool.index + 1) * shape_.pool);
     add(row, complete * shape_.pool, position + 1);
   }
 
@@ -126,6 +127,14 @@ class Selecting {
     float score;
     int64_t index;
   };
+
+  // At least kept_ are there. No two are equal in this order, so what is kept does not depend on when.
+  void keep_best() {
+    std::ranges::nth_element(pools_, pools_.begin() + static_cast<ptrdiff_t>(kept_), [](const Pool& a, const Pool& b) {
+      return a.score != b.score ? a.score > b.score : a.index < b.index;
+    });
+    pools_.resize(kept_);
+  }
 
   void add(int row, int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; p++) selection_.add(row, static_cast<int32_t>(p));
@@ -150,7 +159,8 @@ class Selecting {
   const PooledIndexShape& shape_;
   TokenSelection& selection_;
   std::vector<float> key_;
-  std::vector<Pool> pools_;
+  size_t kept_;              // pools that a row reads
+  std::vector<Pool> pools_;  // the best so far, and some more
 };
 
 }  // namespace
