@@ -196,13 +196,16 @@ Result<void> admit_longest(CachePlan& plan, const PlanConfig& c) {
   const auto bytes_of = [&](int64_t blocks) {  // of hostile specs they may be more than an integer holds
     return static_cast<double>(plan.bytes_per_block) * static_cast<double>(blocks);
   };
-  return fail(
-      ErrorKind::kExhausted,
-      fmt::format("kv_cache_memory_bytes: the KV cache of {:.0f} bytes is too small: one request of max_model_len {} "
-                  "needs {:.0f}; the longest that would fit has {} tokens. Give more memory or a smaller max_model_len",
-                  c.num_blocks_override ? bytes_of(plan.num_blocks) : static_cast<double>(c.budget_bytes),
-                  c.max_model_len, bytes_of(needed + 1), fits),
-      "kv_cache_memory_bytes");
+  const std::string remedy =
+      fits > 0
+          ? fmt::format("the longest that would fit has {} tokens. Give more memory or a smaller max_model_len", fits)
+          : "not one token would fit. Give more memory, or smaller blocks by block_size";
+  return fail(ErrorKind::kExhausted,
+              fmt::format("kv_cache_memory_bytes: the KV cache of {:.0f} bytes is too small: one request of "
+                          "max_model_len {} needs {:.0f}; {}",
+                          c.num_blocks_override ? bytes_of(plan.num_blocks) : static_cast<double>(c.budget_bytes),
+                          c.max_model_len, bytes_of(needed + 1), remedy),
+              "kv_cache_memory_bytes");
 }
 
 Result<void> resolve_match_unit(CachePlan& plan, const PlanConfig& c, int64_t finest) {

@@ -146,7 +146,8 @@ def test_the_models_sampling_defaults_are_those_of_requests(tmp_path):
 def test_a_context_that_does_not_fit():
     for command in ("serve", "inspect"):
         for size in (1, 4096):
-            assert_one_clear_line(run(command, TINY, "--kv-cache-memory-bytes", size), "--kv-cache-memory-bytes", f" {size} bytes")
+            assert_one_clear_line(run(command, TINY, "--kv-cache-memory-bytes", size),
+                                  "--kv-cache-memory-bytes", f" {size} bytes", "not one token", "--block-size")
     flags = ("--kv-cache-memory-bytes", 100_000, "--max-model-len", 512)
     assert_one_clear_line(run("serve", TINY, *flags), "--kv-cache-memory-bytes", "longest that would fit has 160 tokens")
 
