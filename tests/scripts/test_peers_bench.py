@@ -89,13 +89,13 @@ def test_other_cells_are_refused(name):
 
 
 def test_the_first_run_of_a_cell_does_not_count_and_prompts_are_never_the_same():
-    seen, times = [], iter([(9, 9), (2, 4), (9, 9), (2, 4)])
+    seen, times = [], iter([(9, 9, 9), (2, 0, 0), (9, 9, 9), (2, 4, 14)])
 
     def run(prompts, generated):
         seen.extend(map(tuple, prompts))
         return next(times)
 
-    assert cells.measure(["pp512", "tg5@4"], run) == {"pp512": 256.0, "tg5@4": 4.0}
+    assert cells.measure(["pp512", "tg5@4"], run) == {"pp512": 256.0, "tg5@4": 3.5}
     assert len(set(seen)) == len(seen) == 10
 
 
@@ -103,7 +103,7 @@ def test_what_a_peer_throws_is_its_answer_for_that_cell_alone():
     def run(prompts, generated):
         if len(prompts) == 8:
             raise MemoryError("no room")
-        return 1, 1
+        return 1, 1, 2
 
     assert cells.measure(["tg3@8", "tg3"], run) == {"tg3@8": "MemoryError: no room", "tg3": 2.0}
 
@@ -113,10 +113,22 @@ def test_decodes_are_timed_from_when_all_have_their_first_token(monkeypatch):
     monkeypatch.setattr(cells.time, "perf_counter", lambda: next(clock))
     steps = iter([{0: 1}, {0: 2, 1: 1}, {0: 3, 1: 2}, {1: 3}])
     added = []
-    times = cells.stepped(lambda *request: added.append(request), lambda: next(steps), [[1], [2]], 3)
-    assert times == (5.0, 6.0)
+    result = cells.stepped(lambda *request: added.append(request), lambda: next(steps), [[1], [2]], 3)
+    assert result == (5.0, 6.0, 3)  # of six tokens, three came before
     assert added == [(0, [1], 3), (1, [2], 3)]
     assert next(steps, None) is None
+
+
+def test_requests_that_never_decode_together_have_no_figure():
+    steps = iter([{0: 1}, {0: 2}, {1: 1}, {1: 2}])
+    with pytest.raises(RuntimeError, match="2 requests do not run together"):
+        cells.stepped(lambda *request: None, lambda: next(steps), [[1], [2]], 2)
+
+
+def test_a_prompt_ends_with_its_first_token():
+    steps = iter([{}, {0: 1}])
+    _, _, together = cells.stepped(lambda *request: None, lambda: next(steps), [[1]], 1)
+    assert together == 0
 
 
 def test_one_run_of_quire_bench_measures_all_cells():

@@ -25,31 +25,35 @@ def parse(name):
 
 def measure(names, run):
     """{cell: tokens a second, or what went wrong}. `run(prompts, generated)` gives (seconds until every request has its first
-    token, seconds from then on until all have ended). Every cell has one run that is not counted."""
+    token, seconds from then on until all have ended, tokens that came in these). Every cell has one run that is not counted."""
     source, results = random.Random(1), {}
     for name in names:
         prompt, generated, batch = parse(name)
         try:
             for _ in range(2):
                 prompts = [[source.randrange(1000, 40000) for _ in range(prompt)] for _ in range(batch)]
-                first, rest = run(prompts, generated)
-            results[name] = prompt / first if generated == 1 else batch * (generated - 1) / rest
+                first, rest, together = run(prompts, generated)
+            results[name] = prompt / first if generated == 1 else together / rest
         except Exception as error:  # whatever a peer throws is its answer for this cell
             results[name] = f"{type(error).__name__}: {error}"
     return results
 
 
 def stepped(add, step, prompts, generated):
-    """A `run` for engines that are stepped: `add(index, prompt, generated)`, `step()` gives {index: tokens so far}."""
+    """A `run` for engines that are stepped: `add(index, prompt, generated)`, `step()` gives {index: tokens so far} of requests
+    that have any. What some generate while others are still in their prompt is no decode of all together, and not counted."""
     begin = time.perf_counter()
     for index, prompt in enumerate(prompts):
         add(index, prompt, generated)
-    counts, first = {}, None
-    while len(counts) < len(prompts) or min(counts.values()) < generated:
+    counts = {}
+    while len(counts) < len(prompts):
         counts |= step()
-        if first is None and len(counts) == len(prompts) and min(counts.values()) >= 1:
-            first = time.perf_counter()
-    return first - begin, time.perf_counter() - first
+    first, alone = time.perf_counter(), sum(counts.values())
+    if generated > 1 and max(counts.values()) >= generated:
+        raise RuntimeError(f"{len(prompts)} requests do not run together: some end before others begin")
+    while min(counts.values()) < generated:
+        counts |= step()
+    return first - begin, time.perf_counter() - first, sum(counts.values()) - alone
 
 
 def main(load):
