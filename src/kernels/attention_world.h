@@ -121,12 +121,14 @@ class AttentionWorld {
   // Differing rows, described; empty if none.
   std::string compare(const std::vector<float>& got) {
     const auto& want = oracle();
-    const auto width = static_cast<size_t>(shape_.q_heads * shape_.head_dim);
+    const int width = shape_.q_heads * shape_.head_dim;
     std::string bad;
-    for (size_t row = 0; row < static_cast<size_t>(rows_); row++)
-      if (oracle::first_difference(&want[row * stride()], &got[row * stride()], width) != -1)
-        bad += " " + std::to_string(row);
-    return bad.empty() ? bad : "rows differ:" + bad;
+    for (size_t row = 0; row < static_cast<size_t>(rows_); row++) {
+      const auto* from = &want[row * stride()];
+      const auto where = oracle::difference(from, &got[row * stride()], static_cast<size_t>(width), width);
+      if (!where.empty()) bad += "step's row " + std::to_string(row) + ": " + where + "\n";
+    }
+    return bad;
   }
 
   void expect_same_everywhere(const std::string& what) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "weights/tensor_source.h"
@@ -41,7 +42,8 @@ enum class Arithmetic { kF32, kPairs, kIntegers };
 // C[m, n] by rules 1, 4 and 11, one output after the other. kPairs rounds the weights to bf16 unless they are f16.
 std::vector<float> product(const Matrix& w, const std::vector<float>& x, int m, Arithmetic arithmetic, int slices);
 
-// Equal bits; NaNs are equal whatever their payload. The index of the first difference, or -1.
-long first_difference(const float* want, const float* got, size_t count);
+// The first number that differs, in rows of `columns`: its place and both values. Empty if all bits are equal; NaNs are
+// equal whatever their payload.
+std::string difference(const float* want, const float* got, size_t count, int columns);
 
 }  // namespace quire::kernels::oracle

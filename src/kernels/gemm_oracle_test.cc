@@ -1,5 +1,7 @@
 #include "kernels/gemm_oracle.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -339,12 +341,15 @@ std::vector<float> product(const Matrix& w, const std::vector<float>& x, int m, 
   return c;
 }
 
-long first_difference(const float* want, const float* got, size_t count) {
+std::string difference(const float* want, const float* got, size_t count, int columns) {
   for (size_t i = 0; i < count; i++) {
-    const bool same = std::memcmp(want + i, got + i, 4) == 0 || (std::isnan(want[i]) && std::isnan(got[i]));
-    if (!same) return static_cast<long>(i);
+    if (std::bit_cast<uint32_t>(want[i]) == std::bit_cast<uint32_t>(got[i])) continue;
+    if (std::isnan(want[i]) && std::isnan(got[i])) continue;
+    const auto width = static_cast<size_t>(columns);
+    return fmt::format("row {} column {} is {:a} ({}), not {:a} ({})", i / width, i % width, got[i], got[i], want[i],
+                       want[i]);
   }
-  return -1;
+  return {};
 }
 
 }  // namespace quire::kernels::oracle
