@@ -183,6 +183,19 @@ TEST(LatentAttention, ABadTokenSpoilsOnlyRowsThatReadIt) {
   }
 }
 
+TEST(LatentAttention, ARowThatReadsNothingIsNaN) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    World world(dtype);
+    std::vector<float> out(kTokens * world.out_width());
+    Allocator allocator;
+    TokenSelection selection = *TokenSelection::make(3, 1, allocator);
+    selection.reset(3);
+    for (const int row : {0, 2}) selection.add(row, row);
+    world.step(0, 3, out, 2, &selection);
+    for (size_t i = 0; i < 3 * world.out_width(); i++) ASSERT_EQ(std::isnan(out[i]), i / world.out_width() == 1) << i;
+  }
+}
+
 // Scores of a whole chunk may overflow to -infinity: it counts as absent, as in attention over heads.
 TEST(LatentAttention, AChunkOfMinusInfinityChangesNothing) {
   World world(DType::kF32), other(DType::kF32);
@@ -208,6 +221,10 @@ TEST(LatentAttention, AChunkOfMinusInfinityChangesNothing) {
   other.step(kTokens - 1, 1, got);
   const size_t head = 7, last = (kTokens - 1) * other.out_width();
   EXPECT_EQ(std::memcmp(got.data() + last, want.data() + last, head * sizeof(float)), 0);
+  // Not if a score among them is NaN.
+  std::memset(other.row(17), 0xff, width * sizeof(float));
+  other.step(kTokens - 1, 1, got);
+  for (size_t i = 0; i < head; i++) EXPECT_TRUE(std::isnan(got[last + i]));
 }
 
 TEST(LatentAttention, RefusesImpossibleShapes) {

@@ -115,6 +115,7 @@ class Selecting {
       read_numbers(sequence_row(args_.keys, sequence.pages.data(), j), shape_.dim, shape_.dtype, key_.data());
       if (pools_.size() == 2 * kept_) keep_best();  // memory does not grow with the context
       pools_.push_back({score(row), j});
+      if (std::isnan(pools_.back().score)) return;
     }
     keep_best();
     std::ranges::sort(pools_, {}, &Pool::index);
@@ -140,7 +141,6 @@ class Selecting {
     for (int64_t p = begin; p < end; p++) selection_.add(row, static_cast<int32_t>(p));
   }
 
-  // A score that is not a number counts as the lowest, so that there is an order.
   float score(int row) const {
     const auto r = static_cast<size_t>(row);
     const float* weight = args_.weight + r * args_.stride;
@@ -152,7 +152,7 @@ class Selecting {
       for (int i = 0; i < shape_.dim; i++) dot = std::fma(q[i], key_[static_cast<size_t>(i)], dot);
       total = std::fma(weight[h] * scale, std::max(dot, 0.0F), total);
     }
-    return std::isnan(total) ? -std::numeric_limits<float>::infinity() : total;
+    return total;
   }
 
   const PooledIndexArgs& args_;

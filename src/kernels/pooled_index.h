@@ -7,7 +7,8 @@
 // scores the (p + 1) / pool complete pools:
 //   score(j) = sum over heads of w_h * max(0, q_h . pooled_j);  w_h = weight_h / sqrt(dim * heads)
 // and reads the tokens of the top_k / pool best ones, the lower pool where two score the same, and those of its own
-// open pool. Everything is fp32 in one fixed order but the pooled key, which the cache rounds to `dtype`. Plain code.
+// open pool. A row with a score that is NaN has no best ones: it reads nothing, which makes it NaN. Everything is fp32
+// in one fixed order but the pooled key, which the cache rounds to `dtype`. Plain code.
 #pragma once
 
 #include <cstddef>

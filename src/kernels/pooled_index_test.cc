@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "kernels/test_numbers.h"
@@ -77,16 +78,7 @@ class World {
   // The definition, in double.
   std::vector<int32_t> reads(int p) const {
     std::vector<std::pair<double, int>> order;
-    for (int j = 0; j < (p + 1) / kShape.pool; j++) {
-      const std::vector<double> key = pooled(j);
-      double score = 0;
-      for (int h = 0; h < kShape.heads; h++) {
-        double dot = 0;
-        for (int i = 0; i < kShape.dim; i++) dot += query(p, h * kShape.dim + i) * key[static_cast<size_t>(i)];
-        score += input(p, 2 * kShape.dim + h) * std::max(dot, 0.0);
-      }
-      order.emplace_back(-score, j);
-    }
+    for (int j = 0; j < (p + 1) / kShape.pool; j++) order.emplace_back(-score(p, j), j);
     std::ranges::sort(order);
     order.resize(std::min<size_t>(order.size(), kShape.top_k / kShape.pool));
     std::vector<int32_t> tokens;
@@ -95,6 +87,19 @@ class World {
     for (int t = (p + 1) / kShape.pool * kShape.pool; t <= p; t++) tokens.push_back(t);
     std::ranges::sort(tokens);
     return tokens;
+  }
+
+  // Infinite beyond the numbers of fp32.
+  double score(int p, int j) const {
+    const std::vector<double> key = pooled(j);
+    double score = 0;
+    for (int h = 0; h < kShape.heads; h++) {
+      double dot = 0;
+      for (int i = 0; i < kShape.dim; i++) dot += query(p, h * kShape.dim + i) * key[static_cast<size_t>(i)];
+      score += input(p, 2 * kShape.dim + h) / std::sqrt(30.0) * std::max(dot, 0.0);
+    }
+    const bool finite = std::abs(score) <= static_cast<double>(std::numeric_limits<float>::max());
+    return finite ? score : std::copysign(HUGE_VAL, score);
   }
 
   std::vector<double> pooled(int j) const {
@@ -116,6 +121,10 @@ class World {
     for (size_t c = 0; c < sum.size(); c++) sum[c] /= total[c];
     return sum;
   }
+
+  float* key(int token) { return inputs_.data() + static_cast<size_t>(token) * kStride; }
+  float* weight(int token) { return key(token) + 2 * kShape.dim; }
+  float* query(int token) { return queries_.data() + static_cast<size_t>(token) * kQueries; }
 
   std::vector<float> stored(int j) const {
     std::vector<float> key(kShape.dim);
@@ -242,6 +251,56 @@ TEST(PooledIndex, TheSelectionsMemoryIsReservedOrRefused) {
   const auto refused = TokenSelection::make(1 << 24, 1 << 30, allocator);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().kind, ErrorKind::kExhausted);
+}
+
+// Beyond a row that reads all tokens, which has no scores.
+TEST(PooledIndex, ARowWithAScoreThatIsNaNReadsNothing) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr int kBadQuery = 150, kBadWeights = 160, kBadKey = 181, kEndOfItsPool = 183;
+  auto clean_memory = World::memory();
+  World clean(1, 1, 0, kShape.pool, clean_memory);
+  Selected want;
+  clean.step(0, kTokens, want);
+  for (int p = 0; p < kTokens; p++)
+    if (p == kBadQuery || p == kBadWeights || p >= kEndOfItsPool) want[static_cast<size_t>(p)].clear();
+  for (const int size : {1, 3, 64, kTokens})
+    for (const int threads : {1, 2, 3}) {
+      auto memory = World::memory();
+      World world(1, 1, 0, kShape.pool, memory);
+      world.query(kBadQuery)[13] = std::nanf("");
+      std::ranges::copy(std::vector{kInfinity, -kInfinity, 1.0F}, world.weight(kBadWeights));
+      world.key(kBadKey)[7] = std::nanf("");
+      world.query(3)[0] = std::nanf("");
+      Selected got;
+      for (int first = 0; first < kTokens; first += size)
+        world.step(first, std::min(size, kTokens - first), got, threads);
+      ASSERT_EQ(got, want) << size << " " << threads;
+    }
+}
+
+TEST(PooledIndex, InfiniteScoresAreTheGreatestAndTheLeast) {
+  auto memory = World::memory();
+  World world(1, 1, 0, kShape.pool, memory);
+  for (int p = 0; p < kTokens; p++) {
+    world.weight(p)[0] = p % 2 == 0 ? 3e38F : -3e38F;
+    for (int i = 0; i < kShape.dim; i++) world.query(p)[i] *= 1e4F;
+  }
+  Selected got;
+  world.step(0, kTokens, got);
+  int more_than_fit = 0, least_chosen = 0;
+  for (int p = 0; p < kTokens; p++) {
+    ASSERT_EQ(got[static_cast<size_t>(p)], world.reads(p)) << p;
+    int greatest = 0, least = 0;
+    const int pools = (p + 1) / kShape.pool, fit = kShape.top_k / kShape.pool;
+    for (int j = 0; j < pools; j++) {
+      greatest += world.score(p, j) == HUGE_VAL ? 1 : 0;
+      least += world.score(p, j) == -HUGE_VAL ? 1 : 0;
+    }
+    more_than_fit += greatest > fit ? 1 : 0;
+    least_chosen += pools > fit && pools - least < fit ? 1 : 0;
+  }
+  EXPECT_GT(more_than_fit, 0);
+  EXPECT_GT(least_chosen, 0);
 }
 
 TEST(PooledIndex, RefusesImpossibleShapes) {

@@ -1,4 +1,5 @@
-// For each row of a step the positions of the keys that it reads, where it does not read all of them.
+// For each row of a step the positions of the keys that it reads, where it does not read all of them. Attention makes a
+// row that reads none NaN.
 //
 // Memory is reserved once; a step takes none. Different rows may be added to from different threads.
 #pragma once
