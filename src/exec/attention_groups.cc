@@ -131,12 +131,7 @@ void AttentionGroups::prepare(const StepBatch& batch, int workers) {
       used_columns_.push_back(static_cast<int32_t>(cache::ceil_div(tokens, block_tokens)));
     }
     group.pages.update(tables.blocks, used_columns_);
-    sequences_.clear();
-    for (size_t s = 0; s < batch.sequences.size(); ++s) {
-      const BatchSequence& sequence = batch.sequences[s];
-      sequences_.push_back(
-          {group.pages.row(static_cast<int64_t>(s)), sequence.first_row, sequence.num_rows, sequence.first_position});
-    }
+    list_sequences(batch, group.pages, sequences_);
     group.plan.build(group.shape, sequences_, workers);
   }
 }

@@ -69,6 +69,15 @@ Result<std::vector<AttentionOutline>> outline_attention(const model::ModelSpec& 
                                                         std::span<const cache::CacheLayer> layers,
                                                         const PageSizes& pages);
 
+// The batch's sequences, each with its row of `table`: kernel pages (cache::MappedTable) or manager blocks
+// (GroupTables).
+template <class Table>
+void list_sequences(const StepBatch& batch, const Table& table, std::vector<kernels::AttentionSequence>& list) {
+  list.clear();
+  for (const BatchSequence& s : batch.sequences)
+    list.push_back({table.row(std::ssize(list)), s.first_row, s.num_rows, s.first_position});
+}
+
 class AttentionGroups {
  public:
   // The spec must have passed model::validate(). Layer l of the storage's plan is called layers[l].name. Steps have up

@@ -274,12 +274,14 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
   const auto state = [&](int32_t block) { return reinterpret_cast<float*>(cache.view.row(block, 0)); };
   const GroupTables& tables = batch.tables(cache.cache_group);
   states_.clear();
-  for (size_t s = 0; s < batch.sequences.size(); ++s) {
-    const BatchSequence& sequence = batch.sequences[s];
-    const int32_t* blocks = tables.blocks.data() + s * static_cast<size_t>(tables.width);
-    const int64_t first = sequence.first_position, last = first + sequence.num_rows - 1;
-    states_.push_back({.from = first == 0 ? nullptr : state(blocks[(first - 1) / cache.block_tokens]),
-                       .to = state(blocks[last / cache.block_tokens]),
+  for (const BatchSequence& sequence : batch.sequences) {
+    const auto blocks = tables.row(std::ssize(states_));
+    const auto of_token = [&](int64_t position) {
+      return state(blocks[static_cast<size_t>(position / cache.block_tokens)]);
+    };
+    const int64_t first = sequence.first_position;
+    states_.push_back({.from = first == 0 ? nullptr : of_token(first - 1),
+                       .to = of_token(first + sequence.num_rows - 1),
                        .first_row = sequence.first_row,
                        .num_rows = sequence.num_rows});
   }
@@ -397,14 +399,7 @@ const kernels::TokenSelection* Forward::select(const StepBatch& batch, const Att
 
 // The step's sequences with the manager blocks that the rows of `cache` lie in.
 std::span<const kernels::AttentionSequence> Forward::sequences_of(const StepBatch& batch, const RowCache& cache) {
-  const GroupTables& tables = batch.tables(cache.cache_group);
-  const auto width = static_cast<size_t>(tables.width);
-  sequences_.clear();
-  for (size_t s = 0; s < batch.sequences.size(); ++s) {
-    const BatchSequence& sequence = batch.sequences[s];
-    sequences_.push_back(
-        {{tables.blocks.data() + s * width, width}, sequence.first_row, sequence.num_rows, sequence.first_position});
-  }
+  list_sequences(batch, batch.tables(cache.cache_group), sequences_);
   return sequences_;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/ids.h"
@@ -30,6 +31,10 @@ struct GroupTables {
     std::vector<int64_t> slots;  // block * rows of a block + row
   };
   std::vector<Compressed> compressed;  // one for each tokens_per_row in the group
+
+  std::span<const int32_t> row(int64_t sequence) const {
+    return std::span(blocks).subspan(static_cast<size_t>(sequence * width), static_cast<size_t>(width));
+  }
 
   const std::vector<int64_t>& slots_for(int64_t tokens_per_row) const {
     if (tokens_per_row == 1) return slots;

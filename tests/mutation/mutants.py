@@ -19,6 +19,7 @@ class Mutant:
 
 CACHE = ("cache_test", "sched_test")
 WHOLE = ("hybrid_test", "golden_test")
+KERNELS = ("kernels_test",)
 
 MUTANTS = (
     Mutant(
@@ -278,8 +279,8 @@ MUTANTS = (
         "rows-of-wrong-group",
         "layers without pages read the block table of group 0",
         "src/exec/forward.cc",
-        "  const GroupTables& tables = batch.tables(cache.cache_group);\n  const auto width",
-        "  const GroupTables& tables = batch.tables(GroupId{0 * cache.cache_group.value});\n  const auto width",
+        "list_sequences(batch, batch.tables(cache.cache_group), sequences_);",
+        "list_sequences(batch, batch.tables(GroupId{0 * cache.cache_group.value}), sequences_);",
         WHOLE,
     ),
     Mutant(
@@ -289,5 +290,53 @@ MUTANTS = (
         "    add(row, complete * shape_.pool, position + 1);\n  }",
         "    add(row, position, position + 1);\n  }",
         ("kernels_test", *WHOLE),
+    ),
+    Mutant(
+        "index-score-nan-hidden",
+        "an index score that is NaN counts as the lowest",
+        "src/kernels/pooled_index.cc",
+        "      if (std::isnan(pools_.back().score)) return;\n",
+        "      if (std::isnan(pools_.back().score)) pools_.back().score = -std::numeric_limits<float>::infinity();\n",
+        KERNELS,
+    ),
+    Mutant(
+        "latent-rope-left-out",
+        "scores of latent attention lack the dimensions with rope",
+        "src/kernels/latent_attention.cc",
+        "dot(query(head), key(i), shape_.row_dim(), dtype)",
+        "dot(query(head), key(i), shape_.rank, dtype)",
+        KERNELS,
+    ),
+    Mutant(
+        "latent-value-of-wrong-columns",
+        "the value is taken from the last columns of a row, those with rope among them",
+        "src/kernels/latent_attention.cc",
+        "out = std::fma(weight, latent[r], out);",
+        "out = std::fma(weight, latent[shape_.rope_dim + r], out);",
+        KERNELS,
+    ),
+    Mutant(
+        "latent-own-row-not-read",
+        "a token of latent attention reads only those before it",
+        "src/kernels/latent_attention.cc",
+        "const int64_t position = sequence.first_position + index;",
+        "const int64_t position = std::max<int64_t>(0, sequence.first_position + index - 1);",
+        KERNELS,
+    ),
+    Mutant(
+        "latent-chunks-not-rescaled",
+        "what latent attention has summed keeps its scale when a chunk has a greater maximum",
+        "src/kernels/latent_attention.cc",
+        "out[i] = std::fma(chunk.out[i], b, out[i] * a);",
+        "out[i] = std::fma(chunk.out[i], b, out[i]);",
+        KERNELS,
+    ),
+    Mutant(
+        "latent-nan-score-hidden",
+        "a score of latent attention that is NaN is left out beside others that are -infinity",
+        "src/kernels/latent_attention.cc",
+        "if (bad) chunk_.maximum = 0;",
+        "if (false && bad) chunk_.maximum = 0;",
+        KERNELS,
     ),
 )
