@@ -1,10 +1,11 @@
 // An Engine serves one model: it takes requests, runs them together in steps, and streams their tokens.
 //
 //   auto engine = quire::Engine::load({.model = "model.gguf"});
-//   (*engine)->submit({.prompt = {1, 2, 3}}, [](quire::Update update) { ... });
+//   (*engine)->submit({.prompt = {1, 2, 3}}, [](quire::Update&& update) { ... });
 //
 // All functions may be called from any thread. Updates of one request come in order, on the engine's own thread: a
-// sink must return quickly and must not call the engine. Destroying the engine ends what still runs with kAborted.
+// sink must return quickly and must not call the engine. It may move out of its update what it wants; the memory that
+// it leaves serves the next step. Destroying the engine ends what still runs with kAborted.
 #pragma once
 
 #include <array>
@@ -122,7 +123,7 @@ struct EngineStats {
 
 class Engine {
  public:
-  using Sink = std::function<void(Update)>;
+  using Sink = std::function<void(Update&&)>;
 
   // Computes on the calling thread too, and leaves it with flush-to-zero and denormals-are-zero set.
   static Result<std::unique_ptr<Engine>> load(EngineOptions options);

@@ -37,18 +37,26 @@ class ThreadPool {
                const_cast<void*>(static_cast<const void*>(std::addressof(f))));
   }
 
-  // Cuts 0..count-1 into one contiguous part per worker and calls f(begin, end) for each non-empty part.
+  // Cuts 0..count-1 into one contiguous part per worker and calls f(begin, end) for each non-empty part; or f(worker,
+  // begin, end), if f takes that, for what each worker has of its own.
   template <class F>
   void split(int count, F&& f) {
+    const auto part = [&](int worker, int begin, int end) {
+      if constexpr (std::is_invocable_v<F&, int, int, int>) {
+        f(worker, begin, end);
+      } else {
+        f(begin, end);
+      }
+    };
     if (size_ == 1 || count <= 1) {
       run_inline_setup();
-      if (count > 0) f(0, count);
+      if (count > 0) part(0, 0, count);
       return;
     }
     run([&](int worker) {
       const int begin = static_cast<int>(static_cast<long long>(count) * worker / size_);
       const int end = static_cast<int>(static_cast<long long>(count) * (worker + 1) / size_);
-      if (begin < end) f(begin, end);
+      if (begin < end) part(worker, begin, end);
     });
   }
 

@@ -9,9 +9,24 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "hashes are defined over little-endian integers");
 
+std::string_view as_text(const Sha256Digest& digest) {
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
+
 template <class T>
 void update_value(Sha256& sha, const T& value) {
   sha.update(std::as_bytes(std::span(&value, 1)));
+}
+
+// Calls f(key) for each extra key of the block [start, end).
+template <class F>
+void for_each_extra_key(const HashKeys& keys, int64_t start, int64_t end, int64_t lookahead, F&& f) {
+  if (keys.adapter) f(ExtraKey{ExtraKey::Domain::kAdapter, as_text(keys.adapter->digest)});
+  for (const auto& item : keys.media) {
+    if (item.offset < end + lookahead && item.offset + item.length > start)
+      f(ExtraKey{ExtraKey::Domain::kMedia, item.identifier, item.offset - start});
+  }
+  if (start == 0 && !keys.cache_salt.empty()) f(ExtraKey{ExtraKey::Domain::kCacheSalt, keys.cache_salt});
 }
 
 void update_key(Sha256& sha, const ExtraKey& key) {
@@ -29,27 +44,16 @@ BlockHash hash_block(const HashScheme& scheme, const HashKeys& keys, std::span<c
   sha.update(parent);
   update_value(sha, static_cast<uint32_t>(covered));
   sha.update(std::as_bytes(block));
-  if (keys.adapter || !keys.media.empty() || (start == 0 && !keys.cache_salt.empty())) {
-    for (const auto& key : extra_keys(keys, start, start + scheme.block_size, scheme.lookahead)) update_key(sha, key);
-  }
+  for_each_extra_key(keys, start, start + scheme.block_size, scheme.lookahead,
+                     [&](const ExtraKey& key) { update_key(sha, key); });
   return sha.finish();
-}
-
-std::string_view as_text(const Sha256Digest& digest) {
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
 }  // namespace
 
 std::vector<ExtraKey> extra_keys(const HashKeys& keys, int64_t start, int64_t end, int64_t lookahead) {
   std::vector<ExtraKey> found;
-  if (keys.adapter) found.push_back({ExtraKey::Domain::kAdapter, as_text(keys.adapter->digest)});
-  for (const auto& item : keys.media) {
-    if (item.offset < end + lookahead && item.offset + item.length > start) {
-      found.push_back({ExtraKey::Domain::kMedia, item.identifier, item.offset - start});
-    }
-  }
-  if (start == 0 && !keys.cache_salt.empty()) found.push_back({ExtraKey::Domain::kCacheSalt, keys.cache_salt});
+  for_each_extra_key(keys, start, end, lookahead, [&](const ExtraKey& key) { found.push_back(key); });
   return found;
 }
 

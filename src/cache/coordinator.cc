@@ -177,6 +177,11 @@ void Coordinator::classify() {
   for (const auto& lookup : lookups_) {
     for (const GroupId id : lookup.ids) groups_[static_cast<size_t>(id.value)].drops_last = lookup.drops_last;
   }
+  for (const auto& group : groups_) {
+    // A token frees at most a chunk's columns.
+    scratch_.reserve(static_cast<size_t>(group.chunk / group.block_tokens + 1));
+    mask_.reserve(static_cast<size_t>(config_.scheduler_block / group.block_tokens + 1));
+  }
 }
 
 // A group that drops one unit looks that much further, so that the hit ends where it would without.

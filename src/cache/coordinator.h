@@ -13,9 +13,7 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <optional>
-#include <set>
 #include <span>
 #include <vector>
 
@@ -62,7 +60,7 @@ struct GroupState {
   // A hit that ended inside a block: the column and the shared block to copy before the request writes there.
   std::optional<std::pair<int64_t, BlockId>> shared_tail = {};
   // Blocks published at boundaries that may turn out to be passed (RetentionPolicy::Keep::kTurnEnds), by column.
-  std::deque<std::pair<int64_t, BlockId>> trail = {};
+  std::vector<std::pair<int64_t, BlockId>> trail = {};
   int64_t first_kept = 0;  // columns before this are null for good
   bool has_state = false;  // recurrent checkpoints: the running state has its block
 };
@@ -103,6 +101,7 @@ struct SlotRequest {
   const PrefixHit* hit = nullptr;  // only for a request that is not admitted yet; null: it did not look
   int64_t new_tokens = 0;          // to be computed in this step, drafts included
   int64_t lookahead = 0;           // more slots for drafts
+  int64_t most_tokens = 0;         // that the request may come to: its rows are made so long when it is admitted
   bool whole_sequence_must_fit = false;
   int64_t blocks_to_leave_free = 0;
   // It was admitted before: the prefix that it finds is its own, and counts as nobody's reuse.
@@ -235,6 +234,7 @@ class Coordinator {
   int64_t token_blocks_needed(size_t g, const GroupState* state, const SlotRequest& request, int64_t slots) const;
   int64_t state_blocks_needed(size_t g, const GroupState* state, const SlotRequest& request, int64_t main) const;
   void hold_hit(RequestCache& cache, const SlotRequest& request);
+  void make_room(size_t g, int64_t tokens, GroupState& state) const;
   void count_reuse(size_t g, std::span<const BlockId> blocks);
   void take_blocks(size_t g, GroupState& state, const Extent& extent);
   void take_token_blocks(size_t g, GroupState& state, int64_t slots);
@@ -268,8 +268,9 @@ class Coordinator {
   bool fine_hits_ = false;
   bool any_drops_last_ = false;
   std::vector<BlockCopy> copies_;
-  std::set<std::pair<GroupId, BlockId>> states_of_this_step_;  // recurrent blocks published since begin_step()
+  std::vector<std::pair<GroupId, BlockId>> states_of_this_step_;  // recurrent blocks published since begin_step()
   std::vector<BlockId> scratch_;
+  std::vector<bool> mask_;  // of the columns that are published
   EventSubscriber subscriber_;
   EvictedKeys evicted_;
   double now_ = 0;

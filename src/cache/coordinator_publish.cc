@@ -39,7 +39,7 @@ void Coordinator::publish_columns(size_t g, GroupState& state, const RequestToke
   const Group& group = groups_[g];
   const Boundaries boundaries = reused_boundaries(g, tokens);
   const WriteMaskQuery query = mask_query(g, boundaries);
-  const auto mask = write_mask(query, start, end);
+  const bool masked = write_mask(query, start, end, mask_);
   const BlockRange junction =
       tokens.shared_boundary > 0 ? blocks_for_boundary(query, tokens.shared_boundary) : BlockRange{0, 0};
   const bool passable = may_be_passed(g);
@@ -47,7 +47,7 @@ void Coordinator::publish_columns(size_t g, GroupState& state, const RequestToke
   int64_t run_start = start;  // of consecutive published columns
   for (int64_t column = start; column < end; ++column) {
     const BlockId block = state.row[static_cast<size_t>(column)];
-    if (block == kNullBlock || (mask && !(*mask)[static_cast<size_t>(column - start)])) {
+    if (block == kNullBlock || (masked && !mask_[static_cast<size_t>(column - start)])) {
       tell_stored(g, tokens, run_start * group.block_tokens, column * group.block_tokens, group.block_tokens);
       run_start = column + 1;
       continue;
@@ -60,7 +60,7 @@ void Coordinator::publish_columns(size_t g, GroupState& state, const RequestToke
     pool_.index().insert(key, block, length);
     if (passable) state.trail.emplace_back(column, block);
     if (junction.first <= column && column < junction.last) pool_.settle(pool_.index().find(key));  // maybe a duplicate
-    if (group.checkpoints) states_of_this_step_.insert({id, block});
+    if (group.checkpoints) states_of_this_step_.emplace_back(id, block);
   }
   tell_stored(g, tokens, run_start * group.block_tokens, end * group.block_tokens, group.block_tokens);
   state.published_columns = end;
@@ -95,18 +95,18 @@ void Coordinator::demote_passed(size_t g, GroupState& state, const RequestTokens
   const WriteMaskQuery query = mask_query(g, boundaries);
   const int64_t kept_from = blocks_for_boundary(query, num_tokens).first;
   const GroupId id{static_cast<int32_t>(g)};
-  while (!state.trail.empty() && state.trail.front().first < kept_from) {
-    const auto [column, block] = state.trail.front();
-    state.trail.pop_front();
+  const auto passed = std::ranges::find_if(state.trail, [&](const auto& entry) { return entry.first >= kept_from; });
+  for (const auto& [column, block] : std::ranges::subrange(state.trail.begin(), passed)) {
     if (!pool_.index().has({hash_at(tokens, (column + 1) * groups_[g].block_tokens), id}, block)) continue;
-    const auto serves = [&](int64_t boundary) {
+    const auto serves = [&, at = column](int64_t boundary) {
       const BlockRange range = blocks_for_boundary(query, boundary);
-      return range.first <= column && column < range.last;
+      return range.first <= at && at < range.last;
     };
     const int own = state.row[static_cast<size_t>(column)] == block ? 1 : 0;
     if (pool_.ref_count(block) > own || std::ranges::any_of(query.reused_boundaries, serves)) continue;
     pool_.demote(block);
   }
+  state.trail.erase(state.trail.begin(), passed);
 }
 
 // The prompt's last hash boundary, where it lies inside a block. Token caches only append: the block serves the
@@ -131,7 +131,7 @@ void Coordinator::publish_tail(size_t g, GroupState& state, const RequestTokens&
   if (!group.checkpoints) return;
   state.shared_tail = {{column, block}};
   state.published_columns = column;
-  states_of_this_step_.insert({id, block});
+  states_of_this_step_.emplace_back(id, block);
 }
 
 void Coordinator::discard(BlockId block) {

@@ -131,7 +131,8 @@ int64_t Coordinator::state_blocks_needed(size_t g, const GroupState* state, cons
   const auto hits = hit_row(request, g);
   const GroupId id{static_cast<int32_t>(g)};
   // This very step's forward pass has yet to write that state: wait for the next step.
-  if (!hits.empty() && states_of_this_step_.contains({id, hits.back()})) return pool_.total() + 1;
+  const auto is_hit = [&](const auto& state_of_step) { return state_of_step == std::pair{id, hits.back()}; };
+  if (!hits.empty() && std::ranges::any_of(states_of_this_step_, is_hit)) return pool_.total() + 1;
 
   const int64_t block = groups_[g].block_tokens;
   const int64_t drafts = std::get<RecurrentState>(spec(g).retention).speculative_blocks;
@@ -157,6 +158,7 @@ void Coordinator::hold_hit(RequestCache& cache, const SlotRequest& request) {
     const auto skipped = static_cast<size_t>(skipped_tokens(spec(g), computed) / groups_[g].block_tokens);
     const auto kept = hits.subspan(std::min(skipped, hits.size()));
     pool_.hold(kept);
+    make_room(g, request.most_tokens, state);
     state.row.assign(skipped, kNullBlock);
     state.row.insert(state.row.end(), kept.begin(), kept.end());
     state.published_columns = static_cast<int64_t>(state.row.size());
@@ -171,6 +173,15 @@ void Coordinator::hold_hit(RequestCache& cache, const SlotRequest& request) {
       state.shared_tail = {{state.published_columns, kept.back()}};
     }
   }
+}
+
+// So that later steps of the request need no memory: the row reaches as far as it will, and the trail has room for what
+// a boundary leaves behind and the next one adds.
+void Coordinator::make_room(size_t g, int64_t tokens, GroupState& state) const {
+  const int64_t block = groups_[g].block_tokens;
+  state.row.reserve(static_cast<size_t>(ceil_div(std::min(tokens, config_.max_model_len), block)));
+  if (!may_be_passed(g)) return;
+  state.trail.reserve(static_cast<size_t>(groups_[g].rule.contiguous_blocks + 1 + 2 * (hit_alignment() / block)));
 }
 
 void Coordinator::count_reuse(size_t g, std::span<const BlockId> blocks) {
@@ -260,7 +271,7 @@ void Coordinator::preserve_shared_tail(size_t g, GroupState& state) {
   pool_.index().move(source, target);
   pool_.hold({&source, 1});
   copies_.push_back({id, source, target});
-  states_of_this_step_.insert({id, target});
+  states_of_this_step_.emplace_back(id, target);
   state.shared_tail.reset();
 }
 

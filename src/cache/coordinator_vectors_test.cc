@@ -93,11 +93,12 @@ void expect_mask(const json& c) {
                        .retention = retention_of(c.at("retention_interval")),
                        .reused_boundaries = boundaries};
   if (!c.at("final_segment_end_block").is_null()) query.final_segment_end = c["final_segment_end_block"];
-  const auto mask = write_mask(query, c.at("start_block"), c.at("end_block"));
+  std::vector<bool> mask = {true, false, true};  // what it held before does not matter
+  const bool some = write_mask(query, c.at("start_block"), c.at("end_block"), mask);
   const json& expected = c.at("expected").at("mask");
-  ASSERT_EQ(mask.has_value(), !expected.is_null());
-  if (!mask) return;
-  EXPECT_EQ(std::vector<int>(mask->begin(), mask->end()), expected.get<std::vector<int>>());
+  ASSERT_EQ(some, !expected.is_null());
+  if (!some) return;
+  EXPECT_EQ(std::vector<int>(mask.begin(), mask.end()), expected.get<std::vector<int>>());
 }
 
 void expect_admission(const json& c) {

@@ -6,9 +6,9 @@
 namespace quire::cache {
 
 EvictedKeys::EvictedKeys(int64_t capacity)
-    : capacity_(static_cast<size_t>(capacity)),
-      buckets_(std::bit_ceil(capacity_ + 1), kNone),
-      complete_(capacity > 0) {}
+    : capacity_(static_cast<size_t>(capacity)), buckets_(std::bit_ceil(capacity_ + 1), kNone), complete_(capacity > 0) {
+  entries_.reserve(capacity_);
+}
 
 int32_t& EvictedKeys::bucket_of(const PrefixIndex::Key& key) {
   return buckets_[static_cast<size_t>(PrefixIndex::hash_of(key)) & (buckets_.size() - 1)];

@@ -1,8 +1,8 @@
 // Remembers the keys of the latest evictions, and when they were: so that a miss can be explained.
 //
-// A bounded memory: beyond `capacity` keys the oldest is forgotten; without any capacity nobody needs to add.
-// complete() tells whether a key that is not found was never evicted at all. Adding and finding cost O(1). Engine
-// thread only.
+// A bounded memory, reserved from the start: beyond `capacity` keys the oldest is forgotten; without any capacity
+// nobody needs to add. complete() tells whether a key that is not found was never evicted at all. Adding and finding
+// cost O(1). Engine thread only.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,9 @@ namespace quire::cache {
 
 PrefixIndex::PrefixIndex(int64_t num_blocks)
     : buckets_(std::bit_ceil(static_cast<size_t>(num_blocks) * 2), kNone),
-      first_of_block_(static_cast<size_t>(num_blocks), kNone) {}
+      first_of_block_(static_cast<size_t>(num_blocks), kNone) {
+  entries_.reserve(static_cast<size_t>(num_blocks));
+}
 
 // The digest is uniform already; the group only has to separate equal digests.
 uint64_t PrefixIndex::hash_of(const Key& key) {

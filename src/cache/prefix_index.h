@@ -4,7 +4,8 @@
 // all stay until each is forgotten. One block may be published under several keys of one group (its full length and
 // boundaries inside it). The index only knows ids; whether a block is free or held is the pool's concern.
 //
-// Lookup, insertion and removal cost O(1); memory grows with the entries alone. Engine thread only.
+// Lookup, insertion and removal cost O(1). There is room for a key of every block from the start, touched as entries
+// come. Engine thread only.
 #pragma once
 
 #include <cstdint>

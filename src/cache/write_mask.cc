@@ -29,15 +29,15 @@ void mark_reused(const WriteMaskQuery& q, std::vector<bool>& mask, int64_t start
 }
 
 // A hit needs `need` blocks before a boundary; with a dropped block they end one block past it.
-std::optional<std::vector<bool>> window_mask(const WriteMaskQuery& q, int64_t start, int64_t end) {
-  if (q.alignment_tokens % q.block_tokens != 0) return std::nullopt;  // boundaries inside blocks: keep all
+bool window_mask(const WriteMaskQuery& q, int64_t start, int64_t end, std::vector<bool>& mask) {
+  if (q.alignment_tokens % q.block_tokens != 0) return false;  // boundaries inside blocks: keep all
   const int64_t shift = q.drops_last_block ? 1 : 0;
   const int64_t need = blocks_needed(q);
-  std::vector<bool> mask(static_cast<size_t>(end - start), false);
+  mask.assign(static_cast<size_t>(end - start), false);
   if (q.retention.keep != RetentionPolicy::Keep::kKnownReuse) {
     const bool sparse = q.retention.keep == RetentionPolicy::Keep::kEveryInterval;
     const int64_t segment = (sparse ? q.retention.interval_tokens : q.alignment_tokens) / q.block_tokens;
-    if (need >= segment) return std::nullopt;
+    if (need >= segment) return false;
     for (int64_t i = std::max(start, shift); i < end; ++i) {
       if ((i - shift) % segment >= segment - need) mask[static_cast<size_t>(i - start)] = true;
     }
@@ -48,22 +48,22 @@ std::optional<std::vector<bool>> window_mask(const WriteMaskQuery& q, int64_t st
     }
   }
   if (!keeps_all_boundaries(q)) mark_reused(q, mask, start);
-  return mask;
+  return true;
 }
 
 // A hit needs the one block that ends at the boundary. Recurrent layers have no drafts, so nothing is shifted.
-std::optional<std::vector<bool>> state_mask(const WriteMaskQuery& q, int64_t start, int64_t end) {
-  if (keeps_all_boundaries(q)) return std::nullopt;
-  std::vector<bool> mask(static_cast<size_t>(end - start), false);
+bool state_mask(const WriteMaskQuery& q, int64_t start, int64_t end, std::vector<bool>& mask) {
+  if (keeps_all_boundaries(q)) return false;
+  mask.assign(static_cast<size_t>(end - start), false);
   if (q.retention.keep == RetentionPolicy::Keep::kEveryInterval) {
     const int64_t segment = q.retention.interval_tokens / q.block_tokens;
-    if (segment <= 1) return std::nullopt;
+    if (segment <= 1) return false;
     for (int64_t i = start; i < end; ++i) {
       if ((i + 1) % segment == 0) mask[static_cast<size_t>(i - start)] = true;
     }
   }
   mark_reused(q, mask, start);
-  return mask;
+  return true;
 }
 
 }  // namespace
@@ -74,18 +74,18 @@ BlockRange blocks_for_boundary(const WriteMaskQuery& q, int64_t tokens) {
   return {last - blocks_needed(q), last};
 }
 
-std::optional<std::vector<bool>> write_mask(const WriteMaskQuery& query, int64_t start, int64_t end) {
+bool write_mask(const WriteMaskQuery& query, int64_t start, int64_t end, std::vector<bool>& mask) {
   switch (query.rule.search) {
     case HitRule::Search::kBackward:
-      return window_mask(query, start, end);
+      return window_mask(query, start, end, mask);
     case HitRule::Search::kBackwardSingle:
-      return state_mask(query, start, end);
+      return state_mask(query, start, end, mask);
     case HitRule::Search::kNever:
     case HitRule::Search::kForward:
     case HitRule::Search::kForwardFromChunk:
-      return std::nullopt;
+      return false;
   }
-  return std::nullopt;
+  return false;
 }
 
 int64_t replay_boundary(int64_t num_prompt_tokens, int64_t scheduler_block, bool drops_last_block) {

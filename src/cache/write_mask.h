@@ -53,8 +53,8 @@ struct BlockRange {
 };
 BlockRange blocks_for_boundary(const WriteMaskQuery& query, int64_t tokens);
 
-// For blocks start .. end-1, whether each is worth publishing; nullopt: all are.
-std::optional<std::vector<bool>> write_mask(const WriteMaskQuery& query, int64_t start, int64_t end);
+// False if all blocks start .. end-1 are worth publishing; else `mask`, whose memory is used again, tells which are.
+bool write_mask(const WriteMaskQuery& query, int64_t start, int64_t end, std::vector<bool>& mask);
 
 // The prefix length at which the same prompt will be found again: the last token must be computed for its logits. A
 // group whose hits drop one scheduler block is found one block earlier, at a boundary.

@@ -16,6 +16,14 @@ constexpr int64_t kRememberedEvictions = 1 << 16;
 
 double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
+// An empty update in the memory of one that is done with.
+void renew(Update& update) {
+  Update empty;
+  empty.tokens = std::move(update.tokens);
+  empty.tokens.clear();
+  update = std::move(empty);
+}
+
 }  // namespace
 
 Result<void> validate_request(const Request& request, const ModelInfo& info) {
@@ -57,7 +65,9 @@ Core::Core(std::unique_ptr<LoadedModel> model, const EngineOptions& options, sch
       options_(options),
       scheduler_(std::move(scheduler)),
       tables_(std::move(tables)),
-      budget_(std::chrono::duration<double>(options.step_time).count(), options.max_num_batched_tokens) {}
+      budget_(std::chrono::duration<double>(options.step_time).count(), options.max_num_batched_tokens) {
+  for (int worker = 0; worker < model_->pool->size(); ++worker) scratch_.emplace_back(model_->info.vocab_size);
+}
 
 void Core::add(RequestId id, Request request, Engine::Sink sink, Clock::time_point arrival) {
   sched::RequestInit init;
@@ -98,7 +108,7 @@ void Core::end_all(const std::optional<Error>& error) {
   if (error) scheduler_.forget_prefixes();
 }
 
-void Core::end(RequestId id, Update update) {
+void Core::end(RequestId id, Update&& update) {
   auto node = active_.extract(id);
   if (!node.empty()) node.mapped().sink(std::move(update));
 }
@@ -106,40 +116,46 @@ void Core::end(RequestId id, Update update) {
 Result<void> Core::step() {
   const auto start = Clock::now();
   const sched::TokenBudget budget = budget_.next(scheduler_.num_decoding(), scheduler_.num_requests() == 1);
-  const sched::StepPlan plan = scheduler_.schedule(budget, seconds(start.time_since_epoch()));
-  if (plan.requests.empty()) {
-    tables_.update(plan);
+  plan_ = scheduler_.schedule(budget, seconds(start.time_since_epoch()), std::move(plan_));
+  if (plan_.requests.empty()) {
+    tables_.update(plan_);
     return {};
   }
-  for (const auto& copy : plan.copies) model_->storage.copy_block(copy.group, copy.source, copy.target);
+  for (const auto& copy : plan_.copies) model_->storage.copy_block(copy.group, copy.source, copy.target);
 
   prompt_rows_.clear();
-  for (const auto& planned : plan.requests) {
+  for (const auto& planned : plan_.requests) {
     Active& active = active_.at(planned.id);
-    if (planned.first && !planned.resumed) {
-      active.started = start;
-      active.cache_report = scheduler_.find(planned.id)->report;
-      active.cached_tokens = planned.num_cached;
-      counters_.prompt_tokens_cached += static_cast<uint64_t>(planned.num_cached);
-    }
+    if (planned.first && !planned.resumed) this->start(planned, active, start);
     prompt_rows_.push_back(active.next_prompt_row);
   }
-  build_batch(plan, scheduler_, prompt_rows_, tables_, batch_, uses_);
+  build_batch(plan_, scheduler_, prompt_rows_, tables_, batch_, uses_);
   model_->attention.prepare(batch_, model_->pool->size());
-  outcomes_.assign(plan.requests.size(), {});
+  updates_.resize(std::max(updates_.size(), plan_.requests.size()));
+  for (Update& update : updates_) renew(update);
 
   const auto forward = Clock::now();
-  model_->forward->run(batch_, model_->attention, [&](const exec::LogitsBlock& block) { use_logits(plan, block); });
+  model_->forward->run(batch_, model_->attention, [&](const exec::LogitsBlock& block) { use_logits(block); });
   const auto forward_end = Clock::now();
 
-  finish_step(plan);
+  finish_step();
   const auto end = Clock::now();
-  budget_.observe(plan.total_tokens, seconds(end - start));
-  count_step(plan.total_tokens);
+  budget_.observe(plan_.total_tokens, seconds(end - start));
+  count_step(plan_.total_tokens);
   counters_.step_seconds += seconds(end - start);
   counters_.overhead_seconds += seconds((end - start) - (forward_end - forward));
   if (options_.check_integrity) return scheduler_.integrity();
   return {};
+}
+
+// The first step of a request.
+void Core::start(const sched::PlannedRequest& planned, Active& active, Clock::time_point now) {
+  active.started = now;
+  active.cache_report = scheduler_.find(planned.id)->report;
+  active.cached_tokens = planned.num_cached;
+  counters_.prompt_tokens_cached += static_cast<uint64_t>(planned.num_cached);
+  const auto room = model_->info.max_model_len - static_cast<int64_t>(active.request.prompt.size());
+  active.counts.reserve(static_cast<size_t>(std::min<int64_t>(room, active.request.sampling.max_tokens)));
 }
 
 void Core::count_step(int64_t tokens) {
@@ -149,66 +165,68 @@ void Core::count_step(int64_t tokens) {
   ++counters_.steps_by_tokens[static_cast<size_t>(bound - kStepTokenBounds.begin())];
 }
 
-void Core::use_logits(const sched::StepPlan& plan, const exec::LogitsBlock& block) {
+void Core::use_logits(const exec::LogitsBlock& block) {
   const auto vocab = static_cast<size_t>(model_->info.vocab_size);
   // Rows of one request change its state in order, so a request's rows stay on one worker.
-  std::vector<int> starts;
+  first_rows_.clear();
   for (int i = 0; i < block.count; ++i)
     if (i == 0 ||
         uses_[static_cast<size_t>(block.first + i)].request != uses_[static_cast<size_t>(block.first + i - 1)].request)
-      starts.push_back(i);
-  model_->pool->split(static_cast<int>(starts.size()), [&](int begin, int end) {
-    const int last = static_cast<size_t>(end) < starts.size() ? starts[static_cast<size_t>(end)] : block.count;
-    for (int i = starts[static_cast<size_t>(begin)]; i < last; ++i) {
-      const LogitsUse& use = uses_[static_cast<size_t>(block.first + i)];
-      use_row(plan.requests[use.request], use, {block.logits + static_cast<size_t>(i) * vocab, vocab},
-              outcomes_[use.request]);
-    }
+      first_rows_.push_back(i);
+  model_->pool->split(static_cast<int>(first_rows_.size()), [&](int worker, int begin, int end) {
+    const int last =
+        static_cast<size_t>(end) < first_rows_.size() ? first_rows_[static_cast<size_t>(end)] : block.count;
+    for (int i = first_rows_[static_cast<size_t>(begin)]; i < last; ++i)
+      use_row({uses_[static_cast<size_t>(block.first + i)],
+               {block.logits + static_cast<size_t>(i) * vocab, vocab},
+               scratch_[static_cast<size_t>(worker)]});
   });
 }
 
-void Core::use_row(const sched::PlannedRequest& planned, const LogitsUse& use, std::span<float> logits,
-                   Outcome& outcome) {
-  if (probe_) probe_(planned.id, use.position, logits);
-  Active& active = active_.at(planned.id);
-  if (outcome.error) return;
+void Core::use_row(const Row& row) {
+  const RequestId id = plan_.requests[row.use.request].id;
+  Update& update = updates_[row.use.request];
+  if (probe_) probe_(id, row.use.position, row.logits);
+  Active& active = active_.at(id);
+  if (update.error) return;
   try {
-    use_row_or_throw(active, use, logits, outcome);
+    use_row_or_throw(active, row, update);
   } catch (const std::exception& e) {  // out of memory: this request ends, the workers go on
-    outcome.error = Error{ErrorKind::kExhausted, std::string("a step failed: ") + e.what()};
+    update.error = Error{ErrorKind::kExhausted, std::string("a step failed: ") + e.what()};
   }
 }
 
-void Core::use_row_or_throw(Active& active, const LogitsUse& use, std::span<float> logits, Outcome& outcome) {
-  const auto next = static_cast<size_t>(use.position + 1);
-  if (active.next_prompt_row == use.position && next < active.request.prompt.size()) {
-    active.prompt_logprobs.push_back(sample::log_probabilities(model_->kernels, logits, active.request.prompt[next],
+void Core::use_row_or_throw(Active& active, const Row& row, Update& update) {
+  const auto next = static_cast<size_t>(row.use.position + 1);
+  if (active.next_prompt_row == row.use.position && next < active.request.prompt.size()) {
+    active.prompt_logprobs.push_back(sample::log_probabilities(model_->kernels, row.logits, active.request.prompt[next],
                                                                *active.request.sampling.prompt_logprobs));
     ++active.next_prompt_row;
   }
-  if (use.samples) sample_row(active, use.position + 1, logits, outcome);
+  if (row.use.samples) sample_row(active, row, update);
 }
 
-void Core::sample_row(Active& active, int64_t position, std::span<float> logits, Outcome& outcome) {
+void Core::sample_row(Active& active, const Row& row, Update& update) {
   const SamplingParams& params = active.request.sampling;
   std::vector<float> raw;
-  if (params.logprobs && !sample::leaves_logits(params)) raw.assign(logits.begin(), logits.end());
-  const auto token = sample::sample(model_->kernels, logits,
+  if (params.logprobs && !sample::leaves_logits(params)) raw.assign(row.logits.begin(), row.logits.end());
+  const auto token = sample::sample(model_->kernels, row.logits,
                                     {.params = &params,
                                      .counts = &active.counts,
                                      .end_tokens = model_->info.end_tokens,
                                      .num_output = active.num_output,
-                                     .position = position});
+                                     .position = row.use.position + 1},
+                                    row.scratch);
   if (!token) {
-    outcome.error = token.error();
+    update.error = token.error();
     return;
   }
   if (params.logprobs)
-    outcome.update.logprobs.push_back(sample::log_probabilities(
-        model_->kernels, raw.empty() ? std::span<const float>(logits) : raw, *token, *params.logprobs));
+    update.logprobs.push_back(sample::log_probabilities(
+        model_->kernels, raw.empty() ? std::span<const float>(row.logits) : raw, *token, *params.logprobs));
   active.counts.add_output(*token);
   ++active.num_output;
-  outcome.tokens.push_back(*token);
+  update.tokens.push_back(*token);
 }
 
 bool Core::stops(const Active& active, TokenId token) const {
@@ -217,37 +235,35 @@ bool Core::stops(const Active& active, TokenId token) const {
   return !params.ignore_eos && std::ranges::find(model_->info.end_tokens, token) != model_->info.end_tokens.end();
 }
 
-void Core::finish_step(const sched::StepPlan& plan) {
-  std::vector<sched::RequestOutput> outputs;
-  for (size_t i = 0; i < plan.requests.size(); ++i) {
-    const RequestId id = plan.requests[i].id;
-    Outcome& outcome = outcomes_[i];
-    if (!outcome.error && !outcome.tokens.empty() && stops(active_.at(id), outcome.tokens.back())) {
-      outcome.update.finish = FinishReason::kStop;
-      outcome.update.stop_token = outcome.tokens.back();
+void Core::finish_step() {
+  outputs_.clear();
+  for (size_t i = 0; i < plan_.requests.size(); ++i) {
+    const RequestId id = plan_.requests[i].id;
+    Update& update = updates_[i];
+    if (!update.error && !update.tokens.empty() && stops(active_.at(id), update.tokens.back())) {
+      update.finish = FinishReason::kStop;
+      update.stop_token = update.tokens.back();
     }
-    outputs.push_back({id, outcome.tokens, outcome.update.finish == FinishReason::kStop});
+    outputs_.push_back({id, update.tokens, update.finish == FinishReason::kStop});
   }
-  const std::vector<RequestId> ended = scheduler_.apply(plan, outputs);
+  const std::vector<RequestId>& ended = scheduler_.apply(plan_, outputs_);
   const auto now = Clock::now();
-  for (size_t i = 0; i < plan.requests.size(); ++i) {
-    const RequestId id = plan.requests[i].id;
-    deliver(id, outcomes_[i], std::ranges::find(ended, id) != ended.end(), now);
+  for (size_t i = 0; i < plan_.requests.size(); ++i) {
+    const RequestId id = plan_.requests[i].id;
+    deliver(id, updates_[i], std::ranges::find(ended, id) != ended.end(), now);
   }
 }
 
-void Core::deliver(RequestId id, Outcome& outcome, bool ended, Clock::time_point now) {
-  if (outcome.error) {
+void Core::deliver(RequestId id, Update& update, bool ended, Clock::time_point now) {
+  if (update.error) {
     scheduler_.abort(id);
     ++counters_.finished_error;
-    end(id, {.finish = FinishReason::kError, .error = std::move(outcome.error)});
+    end(id, {.finish = FinishReason::kError, .error = std::move(update.error)});
     return;
   }
-  if (outcome.tokens.empty()) return;
+  if (update.tokens.empty()) return;
   Active& active = active_.at(id);
-  Update& update = outcome.update;
-  counters_.generation_tokens += outcome.tokens.size();
-  update.tokens = std::move(outcome.tokens);
+  counters_.generation_tokens += update.tokens.size();
   update.prompt_logprobs = std::move(active.prompt_logprobs);
   active.prompt_logprobs.clear();
   update.cache_report = std::exchange(active.cache_report, std::nullopt);
@@ -262,8 +278,10 @@ void Core::deliver(RequestId id, Outcome& outcome, bool ended, Clock::time_point
   end(id, std::move(update));
 }
 
-EngineStats Core::stats() const {
+EngineStats Core::stats(EngineStats used) const {
   EngineStats s = counters_;
+  s.cache_groups = std::move(used.cache_groups);
+  s.cache_groups.clear();
   const sched::SchedulerStats scheduler = scheduler_.stats();
   s.running = static_cast<int>(scheduler.running);
   s.waiting = static_cast<int>(scheduler.waiting);

@@ -43,7 +43,8 @@ class Core {
   Result<void> step();
 
   const ModelInfo& info() const { return model_->info; }
-  EngineStats stats() const;
+  // `used`: stats that are done with, whose memory becomes theirs.
+  EngineStats stats(EngineStats used = {}) const;
   Result<void> integrity() const { return scheduler_.integrity(); }
   // For tests: what sees the logits of every row before they are used.
   using Probe = std::function<void(RequestId id, int64_t position, std::span<const float> logits)>;
@@ -65,23 +66,24 @@ class Core {
     std::vector<PositionLogprobs> prompt_logprobs = {};
     std::optional<CacheReport> cache_report = {};
   };
-  // What a step brings one request.
-  struct Outcome {
-    std::vector<TokenId> tokens;
-    Update update;
-    std::optional<Error> error;
-  };
 
   Core(std::unique_ptr<LoadedModel> model, const EngineOptions& options, sched::Scheduler scheduler,
        exec::RequestTables tables);
 
-  void use_logits(const sched::StepPlan& plan, const exec::LogitsBlock& block);
-  void use_row(const sched::PlannedRequest& planned, const LogitsUse& use, std::span<float> logits, Outcome& outcome);
-  void use_row_or_throw(Active& active, const LogitsUse& use, std::span<float> logits, Outcome& outcome);
-  void sample_row(Active& active, int64_t position, std::span<float> logits, Outcome& outcome);
-  void finish_step(const sched::StepPlan& plan);
-  void deliver(RequestId id, Outcome& outcome, bool ended, Clock::time_point now);
-  void end(RequestId id, Update update);
+  void use_logits(const exec::LogitsBlock& block);
+  // A row of logits, what it is for, and what its worker has for it.
+  struct Row {
+    const LogitsUse& use;
+    std::span<float> logits;
+    sample::SampleScratch& scratch;
+  };
+  void use_row(const Row& row);
+  void use_row_or_throw(Active& active, const Row& row, Update& update);
+  void sample_row(Active& active, const Row& row, Update& update);
+  void start(const sched::PlannedRequest& planned, Active& active, Clock::time_point now);
+  void finish_step();
+  void deliver(RequestId id, Update& update, bool ended, Clock::time_point now);
+  void end(RequestId id, Update&& update);
   void count_step(int64_t tokens);
   bool stops(const Active& active, TokenId token) const;
 
@@ -94,11 +96,15 @@ class Core {
   EngineStats counters_;
   Probe probe_;
 
-  // Of the current step.
+  // Of the current step; all of it is kept, so that a step in which requests only go on allocates nothing.
+  sched::StepPlan plan_;
   exec::StepBatch batch_;
   std::vector<LogitsUse> uses_;
   std::vector<int64_t> prompt_rows_;
-  std::vector<Outcome> outcomes_;
+  std::vector<int> first_rows_;                 // of each request in a block of logits
+  std::vector<sample::SampleScratch> scratch_;  // one a worker
+  std::vector<Update> updates_;                 // one for each planned request, or more
+  std::vector<sched::RequestOutput> outputs_;
 };
 
 }  // namespace quire::engine

@@ -133,9 +133,9 @@ class Engine::Impl {
   }
 
   void publish_stats() {
-    EngineStats now = core_->stats();
+    next_stats_ = core_->stats(std::move(next_stats_));
     std::lock_guard lock(mutex_);
-    stats_ = std::move(now);
+    std::swap(stats_, next_stats_);
   }
 
   std::unique_ptr<engine::Core> core_;
@@ -147,6 +147,7 @@ class Engine::Impl {
   std::vector<Submission> inbox_;
   std::vector<RequestId> cancelled_;
   EngineStats stats_;
+  EngineStats next_stats_;  // the engine thread's
   uint64_t next_id_ = 1;
   bool stopping_ = false;
 

@@ -104,6 +104,8 @@ Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, cons
       result.layers_.emplace(layer.name, cache);
     }
     result.groups_.push_back({outline.cache_group, outline.shape, outline.kernel_view, std::move(*table), {}});
+    const int64_t block_tokens = outline.layers.front().place.spec.block_size;
+    result.groups_.back().plan.reserve(outline.shape, max_num_seqs, plan.max_model_len, plan.num_blocks * block_tokens);
   }
   for (size_t l = 0; l < layers.size(); ++l) {
     if (result.layers_.contains(layers[l].name)) continue;

@@ -172,7 +172,9 @@ class AttentionRun {
     work_.workers.resize(std::max(work_.workers.size(), plan_.part_end.size()));
     for (size_t w = 0; w < plan_.part_end.size(); w++) {
       Worker& worker = work_.workers[w];
-      const auto kept = static_cast<size_t>(plan_.kept_states[w]);
+      const auto kept = static_cast<size_t>(plan_.kept_states[w]), most = static_cast<size_t>(plan_.most_kept);
+      worker.kept.reserve(most);
+      worker.kept_o.reserve(most * kept_width());
       worker.kept.resize(std::max(worker.kept.size(), kept));
       worker.kept_o.resize(std::max(worker.kept_o.size(), kept * kept_width()));
       worker.count = 0;

@@ -101,6 +101,10 @@ class AttentionPlan {
   AttentionPlan(AttentionPlan&&) noexcept;
   AttentionPlan& operator=(AttentionPlan&&) noexcept;
 
+  // Makes room for steps in which up to `sequences` sequences of up to `longest` tokens decode, whose pages hold up to
+  // `pool_tokens`. Then neither build() nor attend() allocates for them, unless many share very much: that may grow.
+  void reserve(const AttentionShape& shape, int64_t sequences, int64_t longest, int64_t pool_tokens);
+
   // Replaces the plan; keeps its memory. `shape` must have passed check_attention_shape, `workers` is the pool's size,
   // rows of different sequences must not overlap.
   void build(const AttentionShape& shape, std::span<const AttentionSequence> sequences, int workers);

@@ -23,17 +23,18 @@ class Builder {
   explicit Builder(State& state) : s_(state) {}
 
   void steps() {
+    s_.order.clear();
     for (int i = 0; i < static_cast<int>(s_.sequences.size()); i++) {
       const AttentionSequence& sequence = s_.sequences[static_cast<size_t>(i)];
       if (sequence.num_rows == 0) continue;
       if (sequence.num_rows * s_.group() <= kMaxSharedRows) {
-        order_.push_back(i);
+        s_.order.push_back(i);
       } else {
         walk_alone(i, 0);
       }
     }
     sort_by_pages();
-    if (!order_.empty()) walk_run(0, order_.size(), 0);
+    if (!s_.order.empty()) walk_run(0, s_.order.size(), 0);
   }
 
  private:
@@ -48,29 +49,30 @@ class Builder {
     return s_.sequences[static_cast<size_t>(sequence)].pages.first(pages);
   }
 
-  // Brings sequences with equal pages together; alike_[i] whole chunks are the same for order_[i - 1] and order_[i].
+  // Brings sequences with equal pages together; alike[i] whole chunks are the same for order[i - 1] and
+  // order[i].
   void sort_by_pages() {
-    std::ranges::sort(order_, [&](int a, int b) {
+    std::ranges::sort(s_.order, [&](int a, int b) {
       const auto x = whole_pages(a), y = whole_pages(b);
       const auto order = std::lexicographical_compare_three_way(x.begin(), x.end(), y.begin(), y.end());
       return order != 0 ? order < 0 : a < b;
     });
-    alike_.assign(order_.size(), 0);
-    for (size_t i = 1; i < order_.size(); i++) {
-      const auto a = whole_pages(order_[i - 1]), b = whole_pages(order_[i]);
+    s_.alike.assign(s_.order.size(), 0);
+    for (size_t i = 1; i < s_.order.size(); i++) {
+      const auto a = whole_pages(s_.order[i - 1]), b = whole_pages(s_.order[i]);
       const auto pages = std::ranges::mismatch(a, b).in1 - a.begin();
-      alike_[i] = pages / (kSoftmaxChunk / s_.shape.page_tokens);
+      s_.alike[i] = pages / (kSoftmaxChunk / s_.shape.page_tokens);
     }
   }
 
-  // order_[begin, end) share the chunks before `chunk`, which have their steps. A walk through the tree of prefixes.
+  // order[begin, end) share the chunks before `chunk`, which have their steps. A walk through the tree of prefixes.
   void walk_run(size_t begin, size_t end, int64_t chunk) {
-    if (end - begin == 1) return walk_alone(order_[begin], chunk);
-    const int64_t shared = *std::min_element(alike_.begin() + static_cast<ptrdiff_t>(begin) + 1,
-                                             alike_.begin() + static_cast<ptrdiff_t>(end));
+    if (end - begin == 1) return walk_alone(s_.order[begin], chunk);
+    const int64_t shared = *std::min_element(s_.alike.begin() + static_cast<ptrdiff_t>(begin) + 1,
+                                             s_.alike.begin() + static_cast<ptrdiff_t>(end));
     if (shared > chunk) walk_together(begin, end, chunk, shared);
     for (size_t first = begin, i = begin + 1; i <= end; i++) {
-      if (i < end && alike_[i] > shared) continue;
+      if (i < end && s_.alike[i] > shared) continue;
       walk_run(first, i, std::max(shared, chunk));
       first = i;
     }
@@ -79,10 +81,10 @@ class Builder {
   void walk_together(size_t begin, size_t end, int64_t from, int64_t to) {
     const int first_block = static_cast<int>(s_.blocks.size());
     for (size_t i = begin; i < end; i++) {
-      const int tokens = s_.sequences[static_cast<size_t>(order_[i])].num_rows;
+      const int tokens = s_.sequences[static_cast<size_t>(s_.order[i])].num_rows;
       const bool full = i > begin && (s_.blocks.back().tokens + tokens) * s_.group() > kBlockRows;
       if (i == begin || full) s_.blocks.push_back({static_cast<int>(s_.spans.size()), 0, 0});
-      s_.spans.push_back({order_[i], 0, tokens});
+      s_.spans.push_back({s_.order[i], 0, tokens});
       s_.blocks.back().spans++;
       s_.blocks.back().tokens += tokens;
     }
@@ -126,8 +128,6 @@ class Builder {
   }
 
   State& s_;
-  std::vector<int> order_;  // short sequences, by their pages
-  std::vector<int64_t> alike_;
 };
 
 // Parts of about equal cost. A cut lies between two items, anywhere.
@@ -197,6 +197,19 @@ AttentionPlan::AttentionPlan() : state_(std::make_unique<State>()) {}
 AttentionPlan::~AttentionPlan() = default;
 AttentionPlan::AttentionPlan(AttentionPlan&&) noexcept = default;
 AttentionPlan& AttentionPlan::operator=(AttentionPlan&&) noexcept = default;
+
+void AttentionPlan::reserve(const AttentionShape& shape, int64_t sequences, int64_t longest, int64_t pool_tokens) {
+  State& s = *state_;
+  for (const int reach : {shape.window, shape.chunk})
+    if (reach > 0) longest = std::min<int64_t>(longest, reach + kSoftmaxChunk);
+  const int64_t group = shape.q_heads / shape.kv_heads;
+  const int64_t met = sequences * (longest / kSoftmaxChunk + 1);  // chunks by all sequences
+  const int64_t chunks = pool_tokens / kSoftmaxChunk + sequences;
+  const int64_t blocks = (sequences * group + kBlockRows - 1) / kBlockRows;  // that walk a shared chunk
+  s.steps.reserve(static_cast<size_t>(std::min(met, chunks * blocks)));
+  s.cost.reserve(s.steps.capacity());
+  s.most_kept = std::min(met, chunks) * group;
+}
 
 void AttentionPlan::build(const AttentionShape& shape, std::span<const AttentionSequence> sequences, int workers) {
   QUIRE_CHECK(workers >= 1 && check_attention_shape(shape));

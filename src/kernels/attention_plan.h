@@ -50,8 +50,11 @@ struct AttentionPlan::State {
   std::vector<int> kept_states;   // how many rows' states worker w keeps apart
   std::vector<int> first_step;    // by row: the first and the last step of its blocks
   std::vector<int> last_step;
-  int rows = 0;        // one more than the greatest row
-  int block_rows = 0;  // the most rows of a block, times the group
+  std::vector<int> order;      // while planning: short sequences, by their pages
+  std::vector<int64_t> alike;  // ... and how many whole chunks each shares with the one before
+  int64_t most_kept = 0;       // room for so many states that a worker keeps apart
+  int rows = 0;                // one more than the greatest row
+  int block_rows = 0;          // the most rows of a block, times the group
 
   int group() const { return shape.q_heads / shape.kv_heads; }
   int workers() const { return static_cast<int>(part_end.size()); }

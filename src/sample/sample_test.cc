@@ -18,6 +18,11 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 kernels::KernelTable table() { return *kernels::kernel_table(Isa::kScalar, detect_cpu()); }
 
+Result<TokenId> choose(std::span<float> logits, const SampleContext& context) {
+  SampleScratch scratch(std::ssize(logits));
+  return sample(table(), logits, context, scratch);
+}
+
 // The known answers of the Random123 distribution (kat_vectors).
 TEST(Philox, KnownAnswers) {
   EXPECT_EQ(philox({0, 0, 0, 0}, 0), (PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -70,7 +75,7 @@ TEST(Sampler, DrawsFromTheSoftmaxOfTheScaledLogits) {
   std::vector<int> seen(logits.size());
   for (int position = 0; position < kDraws; ++position) {
     auto copy = logits;
-    const auto token = sample(table(), copy, {&params, &counts, {}, 0, position});
+    const auto token = choose(copy, {&params, &counts, {}, 0, position});
     ASSERT_TRUE(token);
     ++seen[static_cast<size_t>(*token)];
   }
@@ -108,7 +113,7 @@ TEST(Sampler, FiltersKeepWhatTheyShould) {
     std::map<TokenId, int> seen;
     for (int position = 0; position < 3000; ++position) {
       auto copy = logits;
-      ++seen[*sample(table(), copy, {&c.params, &counts, {}, 0, position})];
+      ++seen[*choose(copy, {&c.params, &counts, {}, 0, position})];
     }
     std::vector<TokenId> tokens;
     for (const auto& [token, count] : seen) tokens.push_back(token);
@@ -121,10 +126,10 @@ TEST(Sampler, PenaltiesSeeThePromptAndTheOutput) {
   params.repetition_penalty = 2;
   TokenCounts counts(params, std::vector<TokenId>{0});
   std::vector<float> logits = {3.0F, 2.0F, 1.0F};
-  EXPECT_EQ(*sample(table(), logits, {&params, &counts, {}, 0, 1}), 1);  // 3 / 2 < 2
+  EXPECT_EQ(*choose(logits, {&params, &counts, {}, 0, 1}), 1);  // 3 / 2 < 2
   counts.add_output(1);
   logits = {3.0F, 2.0F, 1.2F};
-  EXPECT_EQ(*sample(table(), logits, {&params, &counts, {}, 1, 2}), 0);  // 1.5, 1, 1.2
+  EXPECT_EQ(*choose(logits, {&params, &counts, {}, 1, 2}), 0);  // 1.5, 1, 1.2
 
   SamplingParams frequency{.temperature = 0};
   frequency.frequency_penalty = 0.5F;
@@ -132,7 +137,7 @@ TEST(Sampler, PenaltiesSeeThePromptAndTheOutput) {
   twice.add_output(1);
   twice.add_output(1);
   logits = {0.0F, 0.9F, 0.1F};
-  EXPECT_EQ(*sample(table(), logits, {&frequency, &twice, {}, 2, 3}), 2);  // the prompt does not count here
+  EXPECT_EQ(*choose(logits, {&frequency, &twice, {}, 2, 3}), 2);  // the prompt does not count here
 }
 
 TEST(Sampler, NoEndTokenBeforeMinTokens) {
@@ -142,7 +147,7 @@ TEST(Sampler, NoEndTokenBeforeMinTokens) {
   const std::vector<TokenId> end = {0};
   for (int output : {0, 1, 2}) {
     std::vector<float> logits = {3, 2, 1};
-    EXPECT_EQ(*sample(table(), logits, {&params, &counts, end, output, output}), output < 2 ? 2 : 0);
+    EXPECT_EQ(*choose(logits, {&params, &counts, end, output, output}), output < 2 ? 2 : 0);
   }
 }
 
@@ -150,7 +155,7 @@ TEST(Sampler, NaNEndsTheRequest) {
   SamplingParams params;
   const TokenCounts counts(params, {});
   std::vector<float> logits = {0, std::numeric_limits<float>::quiet_NaN()};
-  const auto token = sample(table(), logits, {&params, &counts, {}, 0, 0});
+  const auto token = choose(logits, {&params, &counts, {}, 0, 0});
   ASSERT_FALSE(token);
   EXPECT_EQ(token.error().kind, ErrorKind::kInternal);
 }
@@ -163,20 +168,20 @@ TEST(Sampler, LimitsThatLeaveNothingAndInfiniteLogitsAreErrors) {
     params.allowed_token_ids = {5};
     const TokenCounts counts(params, {});
     std::vector<float> logits(10, 1.0F);
-    const auto none = sample(table(), logits, {&params, &counts, end, 0, 0});
+    const auto none = choose(logits, {&params, &counts, end, 0, 0});
     ASSERT_FALSE(none);
     EXPECT_EQ(none.error().kind, ErrorKind::kInvalidRequest);
 
     SamplingParams plain{.temperature = temperature, .top_p = 0.5F, .top_k = 3};
     logits.assign(10, 1.0F);
     logits[3] = std::numeric_limits<float>::infinity();
-    const auto infinite = sample(table(), logits, {&plain, &counts, {}, 0, 0});
+    const auto infinite = choose(logits, {&plain, &counts, {}, 0, 0});
     ASSERT_FALSE(infinite);
     EXPECT_EQ(infinite.error().kind, ErrorKind::kInternal);
 
     logits.assign(10, 3e38F);  // a small temperature makes these infinite
     plain.temperature = temperature * 0.1F;
-    EXPECT_EQ(sample(table(), logits, {&plain, &counts, {}, 0, 0}).has_value(), temperature == 0);
+    EXPECT_EQ(choose(logits, {&plain, &counts, {}, 0, 0}).has_value(), temperature == 0);
   }
 }
 
@@ -184,7 +189,7 @@ TEST(Sampler, TopPTakesAllWhenTheLogitsAreFarApart) {
   SamplingParams params{.top_p = 0.999999F};
   const TokenCounts counts(params, {});
   std::vector<float> logits = {0, -1e30F, -2e38F, kNever};
-  EXPECT_EQ(*sample(table(), logits, {&params, &counts, {}, 0, 0}), 0);
+  EXPECT_EQ(*choose(logits, {&params, &counts, {}, 0, 0}), 0);
 }
 
 TEST(Sampler, LogProbabilitiesAreTheLogSoftmax) {

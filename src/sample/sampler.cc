@@ -33,12 +33,16 @@ Result<void> check_ids(const char* field, std::span<const TokenId> ids, int64_t 
 
 bool is_greedy(const SamplingParams& params) { return params.temperature < 1e-5F; }
 
-void keep_only(std::span<float> logits, std::span<const TokenId> allowed) {
-  if (allowed.empty()) return;
-  std::vector<std::pair<TokenId, float>> kept;
-  for (TokenId id : allowed) kept.emplace_back(id, logits[static_cast<size_t>(id)]);
+void keep_only(std::span<float> logits, std::span<const kernels::ScoredId> kept) {
   std::ranges::fill(logits, kNever);
-  for (const auto& [id, value] : kept) logits[static_cast<size_t>(id)] = value;
+  for (const auto& entry : kept) logits[static_cast<size_t>(entry.id)] = entry.value;
+}
+
+void allow(std::span<float> logits, std::span<const TokenId> allowed, SampleScratch& scratch) {
+  if (allowed.empty()) return;
+  scratch.entries.clear();
+  for (TokenId id : allowed) scratch.entries.push_back({id, logits[static_cast<size_t>(id)]});
+  keep_only(logits, scratch.entries);
 }
 
 void ban(std::span<float> logits, std::span<const TokenId> tokens) {
@@ -46,33 +50,33 @@ void ban(std::span<float> logits, std::span<const TokenId> tokens) {
 }
 
 void penalise(std::span<float> logits, const SamplingParams& params, const TokenCounts& counts) {
-  for (const auto& [token, count] : counts.counts()) {
+  for (const auto& [token, output] : counts.counts()) {
     float& x = logits[static_cast<size_t>(token)];
     x = x > 0 ? x / params.repetition_penalty : x * params.repetition_penalty;
-    if (count.output == 0) continue;
-    x -= params.frequency_penalty * static_cast<float>(count.output);
+    if (output == 0) continue;
+    x -= params.frequency_penalty * static_cast<float>(output);
     x -= params.presence_penalty;
   }
 }
 
 // Leaves the k greatest, ties to the lower id.
-void keep_top_k(const kernels::KernelTable& table, std::span<float> logits, int k) {
+void keep_top_k(const kernels::KernelTable& table, std::span<float> logits, int k, SampleScratch& scratch) {
   if (k <= 0 || static_cast<size_t>(k) >= logits.size()) return;
-  std::vector<kernels::ScoredId> best(static_cast<size_t>(k));
-  kernels::top_n(table, logits, best);
-  std::ranges::fill(logits, kNever);
-  for (const auto& entry : best) logits[static_cast<size_t>(entry.id)] = entry.value;
+  scratch.entries.resize(static_cast<size_t>(k));
+  kernels::top_n(table, logits, scratch.entries);
+  keep_only(logits, scratch.entries);
 }
 
 // Leaves the fewest most likely tokens whose probabilities reach `p`. Tokens are looked at in descending order, taken
 // from above a threshold that falls until they suffice; where it starts does not change the result.
-void keep_top_p(const kernels::KernelTable& table, std::span<float> logits, float p) {
+void keep_top_p(const kernels::KernelTable& table, std::span<float> logits, float p, SampleScratch& scratch) {
   if (p >= 1) return;
   const float log_sum = kernels::log_sum_exp(table, logits);
   const float greatest = *std::ranges::max_element(logits);
   for (float depth = 8;; depth *= 2) {
     const float threshold = std::max(greatest - depth, std::numeric_limits<float>::lowest());
-    std::vector<kernels::ScoredId> likely;
+    std::vector<kernels::ScoredId>& likely = scratch.entries;
+    likely.clear();
     size_t finite = 0;
     for (size_t i = 0; i < logits.size(); ++i) {
       finite += logits[i] != kNever ? 1U : 0U;
@@ -84,9 +88,7 @@ void keep_top_p(const kernels::KernelTable& table, std::span<float> logits, floa
     size_t keep = 0;
     while (keep < likely.size() && sum < p) sum += kernels::exp(likely[keep++].value - log_sum);
     if (sum < p && likely.size() < finite) continue;  // ends: at the lowest threshold all finite entries are likely
-    std::ranges::fill(logits, kNever);
-    for (size_t i = 0; i < keep; ++i) logits[static_cast<size_t>(likely[i].id)] = likely[i].value;
-    return;
+    return keep_only(logits, std::span(likely).first(keep));
   }
 }
 
@@ -132,19 +134,30 @@ Result<void> validate(const SamplingParams& p, int64_t vocab_size) {
 TokenCounts::TokenCounts(const SamplingParams& params, std::span<const TokenId> prompt)
     : wanted_(params.repetition_penalty != 1 || params.presence_penalty != 0 || params.frequency_penalty != 0) {
   if (!wanted_) return;
-  for (TokenId token : prompt) counts_[token].in_prompt = true;
+  for (TokenId token : prompt) counts_.push_back({.token = token});
+  std::ranges::sort(counts_, {}, &Count::token);
+  const auto repeated = std::ranges::unique(counts_, {}, &Count::token);
+  counts_.erase(repeated.begin(), repeated.end());
+}
+
+void TokenCounts::reserve(size_t output) {
+  if (wanted_) counts_.reserve(counts_.size() + output);
 }
 
 void TokenCounts::add_output(TokenId token) {
-  if (wanted_) ++counts_[token].output;
+  if (!wanted_) return;
+  auto place = std::ranges::lower_bound(counts_, token, {}, &Count::token);
+  if (place == counts_.end() || place->token != token) place = counts_.insert(place, {.token = token});
+  ++place->output;
 }
 
-Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context) {
+Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context,
+                       SampleScratch& scratch) {
   const SamplingParams& params = *context.params;
   if (table.scan->has_nan(logits.data(), static_cast<int>(logits.size())))
     return fail(ErrorKind::kInternal, "the model produced logits that are not numbers");
 
-  keep_only(logits, params.allowed_token_ids);
+  allow(logits, params.allowed_token_ids, scratch);
   if (context.num_output < params.min_tokens) {
     ban(logits, context.end_tokens);
     ban(logits, params.stop_token_ids);
@@ -162,8 +175,8 @@ Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logit
     return fail(ErrorKind::kInternal, "the logits are not finite; the model or the request's bias makes them so");
   if (is_greedy(params)) return most_likely.id;
 
-  keep_top_k(table, logits, params.top_k);
-  keep_top_p(table, logits, params.top_p);
+  keep_top_k(table, logits, params.top_k, scratch);
+  keep_top_p(table, logits, params.top_p, scratch);
   keep_min_p(logits, params.min_p);
   return sample_gumbel(logits, {params.seed, static_cast<uint32_t>(params.choice), context.position});
 }

@@ -7,10 +7,10 @@
 
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/scan_kernels.h"
 #include "quire/error.h"
 #include "quire/request.h"
 
@@ -19,21 +19,32 @@ namespace quire::sample {
 // kInvalidRequest, naming the field, unless every parameter is in range and every token id below `vocab_size`.
 Result<void> validate(const SamplingParams& params, int64_t vocab_size);
 
-// Which tokens a request has seen, kept only if a penalty needs it.
+// Which tokens a request has seen, and how often in its output; kept only if a penalty needs it.
 class TokenCounts {
  public:
-  TokenCounts(const SamplingParams& params, std::span<const TokenId> prompt);
-  void add_output(TokenId token);
-
   struct Count {
+    TokenId token = 0;
     int output = 0;
-    bool in_prompt = false;
   };
-  const std::unordered_map<TokenId, Count>& counts() const { return counts_; }
+
+  TokenCounts(const SamplingParams& params, std::span<const TokenId> prompt);
+  // Makes room for so many different tokens of output, so that add_output() needs none.
+  void reserve(size_t output);
+  void add_output(TokenId token);
+  std::span<const Count> counts() const { return counts_; }  // ascending by token
 
  private:
   bool wanted_;
-  std::unordered_map<TokenId, Count> counts_;
+  std::vector<Count> counts_;
+};
+
+// Memory that choosing needs, kept between calls. One thread at a time.
+class SampleScratch {
+ public:
+  explicit SampleScratch(int64_t vocab_size) { entries.reserve(static_cast<size_t>(vocab_size)); }
+  SampleScratch(SampleScratch&&) = default;  // a copy would not have the room
+
+  std::vector<kernels::ScoredId> entries;
 };
 
 struct SampleContext {
@@ -46,7 +57,8 @@ struct SampleContext {
 
 // Chooses a token. `logits` is used up. Logits of the model that are NaN or +infinity are kInternal, and so
 // is what bias and penalties make infinite; kInvalidRequest if the request's own limits leave no token.
-Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context);
+Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context,
+                       SampleScratch& scratch);
 
 // Whether sample() leaves the logits as they are: greedy, without limits, bias or penalties.
 bool leaves_logits(const SamplingParams& params);

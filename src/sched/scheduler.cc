@@ -11,6 +11,17 @@ namespace {
 
 constexpr TokenId kUnknownDraft = -1;  // overlapped steps: the draft is not known yet when its place is planned
 
+void clear(StepPlan& plan) {
+  plan.requests.clear();
+  plan.total_tokens = 0;
+  plan.preempted.clear();
+  plan.finished.clear();
+  plan.drafts.clear();
+  plan.copies.clear();
+  plan.block_ids.clear();
+  plan.block_ends.clear();
+}
+
 }  // namespace
 
 std::span<const BlockId> StepPlan::new_blocks(size_t request, GroupId group) const {
@@ -102,13 +113,14 @@ void Scheduler::enqueue(RequestState& request) {
   }
 }
 
-StepPlan Scheduler::schedule(TokenBudget budget, double now) {
-  StepPlan plan;
+StepPlan Scheduler::schedule(TokenBudget budget, double now, StepPlan plan) {
+  clear(plan);
   plan.num_groups = static_cast<int32_t>(cache_.num_groups());
   plan.requests.reserve(running_.size() + 1);
-  plan.block_ends.reserve(plan.requests.capacity() * static_cast<size_t>(cache_.num_groups()));
-  plan.finished = std::move(finished_);
-  finished_.clear();
+  const size_t rows = plan.requests.capacity() * static_cast<size_t>(cache_.num_groups());
+  plan.block_ends.reserve(rows);
+  plan.block_ids.reserve(rows);  // a block in each row, when all of them cross into one
+  plan.finished.swap(finished_);
   // The bound that the cache was sized for holds over all steps in flight.
   const int64_t most = cache_.max_in_flight_tokens() - tokens_in_flight_;
   budget.tokens = std::min(budget.tokens, most);
@@ -191,6 +203,9 @@ cache::PrefixHit Scheduler::look_up(RequestState& request) {
 bool Scheduler::start_waiting(RequestState& request, StepPlan& plan, TokenBudget& budget) {
   const bool looks_up = !request.init.skip_prefix_lookup && cache_.caching();
   const bool resumed = request.status == RequestStatus::kPreempted;
+  const int64_t most = most_tokens(request);
+  request.tokens.reserve(static_cast<size_t>(most));
+  if (cache_.caching()) request.hashes.reserve(static_cast<size_t>(hash_scheme_.num_blocks(most)));
   cache::PrefixHit hit = look_up(request);
   while (true) {
     int64_t num_new = request.num_tokens() - hit.length;
@@ -249,7 +264,14 @@ cache::SlotRequest Scheduler::slots_for(RequestState& request, int64_t num_new) 
           .computed = request.num_computed,
           .in_flight = request.num_in_flight,
           .new_tokens = num_new,
-          .lookahead = config_.num_lookahead_tokens};
+          .lookahead = config_.num_lookahead_tokens,
+          .most_tokens = most_tokens(request)};
+}
+
+// The longest that the request may become.
+int64_t Scheduler::most_tokens(const RequestState& request) const {
+  const int64_t longest = cache_.max_model_len();
+  return std::min(longest, request.num_prompt + std::min(longest, request.init.max_tokens));
 }
 
 // Takes its blocks from the last running request, or from the least important one. That one may already be part of
@@ -319,8 +341,8 @@ void Scheduler::finish_plan(StepPlan& plan) {
   copies_in_flight_ += copies.size();
 }
 
-std::vector<RequestId> Scheduler::apply(const StepPlan& plan, std::span<const RequestOutput> outputs) {
-  std::vector<RequestId> ended;
+const std::vector<RequestId>& Scheduler::apply(const StepPlan& plan, std::span<const RequestOutput> outputs) {
+  ended_.clear();
   size_t next = 0;
   for (const auto& planned : plan.requests) {
     RequestOutput output{.id = planned.id};
@@ -329,13 +351,13 @@ std::vector<RequestId> Scheduler::apply(const StepPlan& plan, std::span<const Re
     if (found == requests_.end()) continue;
     RequestState& request = *found->second;
     if (!apply_one(request, planned, output)) continue;
-    ended.push_back(planned.id);
+    ended_.push_back(planned.id);
     erase(request);
   }
   QUIRE_CHECK(next == outputs.size());  // in the plan's order
   cache_.copies_done(plan.copies.size());
   copies_in_flight_ -= plan.copies.size();
-  return ended;
+  return ended_;
 }
 
 // True if the request ended.

@@ -2,7 +2,7 @@
 //
 //   Scheduler scheduler = *Scheduler::create(config, cache);
 //   scheduler.add({.id = id, .prompt = ...});
-//   StepPlan plan = scheduler.schedule(budget);
+//   plan = scheduler.schedule(budget, now, std::move(plan));
 //   ... run the model on the plan ...
 //   scheduler.apply(plan, outputs);
 //
@@ -105,14 +105,15 @@ class Scheduler {
   // could not run with the whole pool to itself.
   Result<void> add(RequestInit request);
 
-  // Plans a step within the budget. `now`, in seconds, changes no plan: it only dates what reports tell.
-  StepPlan schedule(TokenBudget budget, double now = 0);
+  // Plans a step within the budget. `now`, in seconds, changes no plan: it only dates what reports tell. `used` is a
+  // plan that is done with: its memory becomes the new one's, so that steps in which requests only go on allocate none.
+  StepPlan schedule(TokenBudget budget, double now = 0, StepPlan used = {});
 
   // Takes the outputs of a plan, in the plan's order; requests without output may be left out. To be called once for
   // each plan, in order, after the whole plan has run. Output past max_tokens or the model's length is cut off, and the
   // request ends with that. Outputs of requests that are gone are passed over. Returns the requests that ended here (by
-  // length or because `stopped`): they are gone, too.
-  std::vector<RequestId> apply(const StepPlan& plan, std::span<const RequestOutput> outputs);
+  // length or because `stopped`): they are gone, too. The list is valid until the next call.
+  const std::vector<RequestId>& apply(const StepPlan& plan, std::span<const RequestOutput> outputs);
 
   // Drafts to verify in the request's next step. Passed over for a request that is unknown, waits, or has more of its
   // prompt to compute.
@@ -156,6 +157,7 @@ class Scheduler {
   cache::PrefixHit look_up(RequestState& request);
   void collect_rows(const RequestState& request);
   cache::SlotRequest slots_for(RequestState& request, int64_t num_new);
+  int64_t most_tokens(const RequestState& request) const;
   void preempt_one(StepPlan& plan, TokenBudget& budget);
   void add_to_plan(RequestState& request, int64_t num_new, StepPlan& plan, TokenBudget& budget);
   void finish_plan(StepPlan& plan);
@@ -171,6 +173,7 @@ class Scheduler {
   std::vector<RequestState*> running_;
   std::deque<RequestState*> waiting_;  // in the order in which they start
   std::vector<RequestId> finished_;    // since the last plan
+  std::vector<RequestId> ended_;       // by the latest apply()
   uint64_t next_arrival_ = 0;
   int64_t tokens_in_flight_ = 0;
   size_t copies_in_flight_ = 0;
