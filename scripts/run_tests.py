@@ -332,6 +332,7 @@ def release(runner):
     runner.python("lint and scripts", ["tests/lint", "tests/scripts", "tests/mutation"], None)
     templates = runner.templates()
     runner.cpp("c++", "release", env={**env, "QUIRE_TEMPLATE_DIR": templates} if templates else env)
+    runner.python("inner loops", ["tests/codegen"], "release")
     runner.rust()
     runner.python("end to end", ["tests/e2e"], "release", env)
     runner.python("golden over http", ["tests/golden_http"], "release", env)

@@ -1,0 +1,197 @@
+"""The inner loops of the kernels keep their vectors in registers.
+
+QUIRE_BINARY names the program whose build folder has the kernels' objects. The counts below are of GCC 12, the compiler
+that releases are built with: another one's objects are not judged.
+"""
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from codegen.stack_loops import disassemble, loops_of
+
+# What computes: tiles of matrix products, and scores, values, softmax and the whole of an attention chunk.
+KERNELS = {
+    "avx2/gemm_float": {"tile"},
+    "avx2/gemm_integer": {"run_pass"},
+    "avx2/gemm_integer_vnni": {"run_pass"},
+    "avx2/attention": {"scores", "values", "softmax", "chunk"},
+    "avx512/gemm_float": {"float_tile"},
+    "avx512/gemm_bf16": {"float_tile", "pair_tile"},
+    "avx512/gemm_integer": {"pass"},
+    "avx512/gemm_amx": {"pass", "unpack"},
+    "avx512/attention": {"scores", "values", "softmax", "chunk"},
+    "avx512/attention_bf16": {"scores", "values", "softmax", "chunk"},
+}
+
+# Stack accesses in innermost loops that are known: a rise fails. Numbers in <> are layout, rows and vectors of columns.
+KNOWN = {
+    # 4 rows of 2 vectors need 8 sums of integers and 8 of floats, and there are 16 registers: what is left on the stack
+    # are sums of floats, touched once a group of 32 inputs. 3 rows would read the weights a third more often.
+    "avx2/gemm_integer": {
+        "run_pass<3, 3, 2>": 2,
+        "run_pass<3, 4, 2>": 10,
+        "run_pass<4, 3, 2>": 2,
+        "run_pass<4, 4, 2>": 10,
+        "run_pass<5, 3, 2>": 2,
+        "run_pass<5, 4, 2>": 10,
+        "run_pass<6, 3, 2>": 1,
+        "run_pass<6, 4, 2>": 9,
+        "run_pass<7, 4, 2>": 4,
+        "run_pass<8, 4, 2>": 4,
+        "run_pass<9, 4, 2>": 4,
+    },
+    # The same. Layout 9 (Q6_K) has its two half groups unrolled into one loop.
+    "avx2/gemm_integer_vnni": {
+        "run_pass<3, 3, 2>": 1,
+        "run_pass<3, 4, 2>": 5,
+        "run_pass<4, 3, 2>": 1,
+        "run_pass<4, 4, 2>": 5,
+        "run_pass<5, 3, 2>": 1,
+        "run_pass<5, 4, 2>": 5,
+        "run_pass<6, 4, 2>": 4,
+        "run_pass<7, 4, 2>": 4,
+        "run_pass<8, 2, 2>": 3,
+        "run_pass<8, 4, 2>": 4,
+        "run_pass<9, 2, 2>": 6,
+        "run_pass<9, 3, 2>": 16,
+        "run_pass<9, 4, 2>": 28,
+    },
+    # bf16 weights without vdpbf16ps: 24 sums (12 with 16 registers) and both halves of the weights are just too many.
+    "avx2/gemm_float": {"tile<2, 5>": 2, "tile<2, 6>": 4},
+    "avx512/gemm_float": {"float_tile<2, false, 6>": 6},
+    "avx512/gemm_bf16": {"float_tile<2, false, 6>": 6},
+    # Tiles reach vector registers through memory alone: each vector of products is read once from where they were put.
+    "avx512/gemm_amx": {f"pass<{layout}, {rows}>": 4 * rows for layout in range(3, 10) for rows in (8, 16)},
+    # Constants of exp2, and masks, loaded again for every 16 keys.
+    "avx2/attention": {
+        "softmax<Tile<Bf16Words, 3, 1>>": 18,
+        "softmax<Tile<F32Words, 3, 1>>": 15,
+        "softmax<Tile<I8Words, 3, 1>>": 18,
+    },
+    # Masks of a row's first and last key.
+    "avx512/attention": {"chunk<Tile<Bf16Words, 6, 2>>": 3},
+    "avx512/attention_bf16": {"chunk<Tile<NativeBf16Words, 6, 4>>": 1},
+    # 24 sums and their scales are just above 32 registers: 2 and 4 accesses among some 250 instructions.
+    "avx512/gemm_integer": {"pass<4, 6, 2>": 2, "pass<5, 6, 2>": 4},
+}
+
+
+def short_name(function):
+    """`void quire::...::run_pass<(quire::kernels::Layout)3, 4, 2>(...) [clone]` as `run_pass<3, 4, 2>`."""
+    name = re.sub(r"\(anonymous namespace\)::|\([\w:]*Layout\)|\b(?:\w+::)+|^\w+ (?=\w)", "", function)
+    name = re.sub(r"^(?:void|SoftmaxState) ", "", name)
+    return re.sub(r"\(.*|\[clone.*", "", name).strip().replace("> >", ">>")
+
+
+def objects():
+    binary = os.environ.get("QUIRE_BINARY")
+    if not binary:
+        pytest.skip("QUIRE_BINARY names no built program")
+    if not shutil.which("objdump"):
+        pytest.skip("objdump is not installed")
+    return Path(binary).parent / "src" / "kernels" / "CMakeFiles" / "quire_kernels.dir"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_innermost_loops_keep_vectors_in_registers(name):
+    path = objects() / f"{name}.cc.o"
+    comment = subprocess.run(["readelf", "-p", ".comment", path], check=True, capture_output=True, text=True).stdout
+    if not re.search(r"GCC: .* 12\.", comment):
+        pytest.skip("not built with GCC 12")
+    counts, seen = Counter(), Counter()
+    for loop in loops_of(disassemble(path)):
+        function = short_name(loop.function)
+        family = function.split("<")[0]
+        if family in KERNELS[name] and loop.vectors:
+            seen[family] += 1
+            counts[function] += len(loop.spills)
+    # A softmax may be inlined into its chunk; every other kernel must be there to be judged.
+    assert KERNELS[name] - set(seen) <= {"softmax", "chunk"}
+    known = KNOWN.get(name, {})
+    risen = {function: (known.get(function, 0), now) for function, now in counts.items() if now > known.get(function, 0)}
+    assert not risen, f"stack accesses in innermost loops, known and now: {risen}"
+
+
+SPILLS = """
+#include <immintrin.h>
+void %s(const float* x, const float* y, long n, float* out) {
+  __m256 sums[kSums];
+#pragma GCC unroll 32
+  for (int s = 0; s < kSums; s++) sums[s] = _mm256_setzero_ps();
+  for (long i = 0; i < n; i++) {
+    const __m256 a = _mm256_loadu_ps(x + 8 * i);
+#pragma GCC unroll 32
+    for (int s = 0; s < kSums; s++) sums[s] = _mm256_fmadd_ps(a, _mm256_broadcast_ss(y + i * kSums + s), sums[s]);
+  }
+#pragma GCC unroll 32
+  for (int s = 0; s < kSums; s++) _mm256_storeu_ps(out + 8 * s, sums[s]);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Loops of one function, by how many sums it keeps in 16 registers."""
+    if not shutil.which("objdump") or not shutil.which("g++"):
+        pytest.skip("needs g++ and objdump")
+
+    def build(sums):
+        folder = tmp_path_factory.mktemp("codegen")
+        source, binary = folder / "kernel.cc", folder / "kernel.o"
+        source.write_text(SPILLS % "kernel")
+        subprocess.run(["g++", "-O3", "-mavx2", "-mfma", f"-DkSums={sums}", "-c", source, "-o", binary], check=True)
+        return list(loops_of(disassemble(binary)))
+
+    return build
+
+
+def test_sums_that_fit_the_registers_stay_there(compiled):
+    loops = [loop for loop in compiled(8) if loop.vectors]
+    assert loops
+    assert not any(loop.spills for loop in loops)
+
+
+def test_sums_that_do_not_fit_are_seen(compiled):
+    loops = [loop for loop in compiled(30) if loop.vectors]
+    assert max(len(loop.spills) for loop in loops) >= 14
+
+
+LISTING = """
+0000000000000000 <nest()>:
+   0:\tvmovaps %ymm0,0x20(%rsp)
+   6:\tvaddps 0x20(%rsp),%ymm0,%ymm1
+   c:\tmov    0x8(%rsp),%rax
+  11:\tjne    6 <nest()+0x6>
+  13:\tjmp    1a <nest()+0x1a>
+  15:\tvmovaps %ymm1,0x40(%rsp)
+  1a:\tdec    %rdx
+  1d:\tjne    15 <nest()+0x15>
+  1f:\tjne    0 <nest()>
+  21:\tret
+
+0000000000000030 <calls()>:
+  30:\tvmovaps %ymm0,0x20(%rsp)
+  36:\tcall   100 <other()>
+  3b:\tjne    30 <calls()>
+  3d:\tvmovaps %ymm0,0x20(%rbp)
+  43:\tjne    3d <calls()+0xd>
+  45:\tret
+"""
+
+
+def test_only_innermost_loops_that_call_nothing_count():
+    found = [(loop.function, loop.first, len(loop.spills)) for loop in loops_of(LISTING)]
+    # The outer loop of nest() has a store of its own, which does not count. %rbp is no frame pointer in calls().
+    assert sorted(found) == [("calls()", 0x3D, 0), ("nest()", 0x6, 1), ("nest()", 0x15, 1)]
+
+
+def test_names_are_those_of_the_table():
+    pass_name = "void quire::kernels::avx512::(anonymous namespace)::pass<(quire::kernels::Layout)4, 6, 2>(quire::kernels::TileArgs const&, int) [clone .constprop.0]"
+    assert short_name(pass_name) == "pass<4, 6, 2>"
+    softmax = "quire::kernels::SoftmaxState quire::kernels::(anonymous namespace)::softmax<quire::kernels::(anonymous namespace)::Tile<quire::kernels::(anonymous namespace)::I8Words, 3, 1> >(float*)"
+    assert short_name(softmax) == "softmax<Tile<I8Words, 3, 1>>"
