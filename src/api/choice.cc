@@ -44,7 +44,7 @@ void Choice::add_text(std::string& out, std::string_view piece) {
   ended_by_text_ = true;
 }
 
-Choice::Delta Choice::accept(Update update) {
+Choice::Delta Choice::accept(Update&& update) {
   Delta delta;
   // The token that ends an answer is not part of its text, unless asked for.
   const bool hides_last = update.finish == FinishReason::kStop && update.stop_token && !keep_stop_;

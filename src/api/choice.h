@@ -32,7 +32,8 @@ class Choice {
   // `tokenizer` may be null: then there is no text. `end_tokens` are the model's own.
   Choice(const GenerationOptions& options, const text::Tokenizer* tokenizer, std::span<const TokenId> end_tokens);
 
-  Delta accept(Update update);
+  // The update's tokens stay its own.
+  Delta accept(Update&& update);
 
   // "stop", "length", "abort" or "error" once it has ended, empty before.
   std::string_view finish_reason() const { return finish_reason_; }

@@ -12,6 +12,9 @@
 namespace quire::api {
 namespace {
 
+// Tokens of an answer that may wait for the io thread before its inbox needs more memory.
+constexpr size_t kInboxTokens = 512;
+
 double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 // Names that a client made up, fit for a header: others are left out.
@@ -87,10 +90,12 @@ void Generation::plan(const std::string& body, uint64_t random_seed) {
 void Generation::submit() {
   std::vector<Request> requests;
   std::vector<Engine::Sink> sinks;
+  inbox_.open(answers_.size());
   for (size_t i = 0; i < answers_.size(); ++i) {
     requests.push_back(plan_.request(i));
-    sinks.emplace_back([self = shared_from_this(), i](Update update) {
-      self->exchange_->post([self, i, update = std::move(update)]() mutable { self->on_update(i, std::move(update)); });
+    sinks.emplace_back([self = shared_from_this(), i](Update&& update) {
+      self->inbox_.add(i, std::move(update));
+      self->exchange_->post(self);
     });
   }
   auto ids = context_.backend.submit_all(std::move(requests), std::move(sinks));
@@ -137,7 +142,49 @@ void Generation::fail(const Error& error) {
   cancel_all();
 }
 
-void Generation::on_update(size_t index, Update update) {
+void Generation::Inbox::open(size_t answers) {
+  const std::lock_guard lock(mutex_);
+  slots_.resize(answers);
+  for (Slot& slot : slots_) slot.update.tokens.reserve(kInboxTokens);
+}
+
+void Generation::Inbox::add(size_t answer, Update&& update) {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[answer];
+  Update& all = slot.update;
+  slot.filled = true;
+  all.tokens.insert(all.tokens.end(), update.tokens.begin(), update.tokens.end());
+  std::ranges::move(update.logprobs, std::back_inserter(all.logprobs));
+  std::ranges::move(update.prompt_logprobs, std::back_inserter(all.prompt_logprobs));
+  all.finish = update.finish;
+  all.stop_token = update.stop_token;
+  all.error = std::move(update.error);
+  all.cached_tokens = std::max(all.cached_tokens, update.cached_tokens);
+  if (update.times) all.times = update.times;
+  if (update.cache_report) all.cache_report = std::move(update.cache_report);
+}
+
+bool Generation::Inbox::take(size_t answer, Update& update) {
+  const std::lock_guard lock(mutex_);
+  Slot& slot = slots_[answer];
+  if (!std::exchange(slot.filled, false)) return false;
+  std::swap(slot.update, update);
+  return true;
+}
+
+void Generation::run() {
+  for (size_t i = 0; i < answers_.size(); ++i) {
+    if (!inbox_.take(i, taken_)) continue;
+    on_update(i, std::move(taken_));
+    Update empty;
+    empty.tokens = std::move(taken_.tokens);
+    empty.tokens.clear();
+    empty.tokens.reserve(kInboxTokens);
+    taken_ = std::move(empty);
+  }
+}
+
+void Generation::on_update(size_t index, Update&& update) {
   planned_ = true;
   Answer& answer = answers_[index];
   if (answer.choice.finished()) return;

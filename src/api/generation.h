@@ -1,15 +1,17 @@
 // One request for completions from its body to the end of its answer.
 //
 // begin() has the body planned on a text thread and the engine asked. From then on everything happens on the io thread:
-// updates come there from the engine's sinks, each goes through its Choice, and out as an event or, at the end, as one
-// body. If the client leaves, or an answer ends at a stop string, the engine's requests are cancelled. The sinks keep
-// the Generation alive until the engine is done with it.
+// the engine's sinks leave their updates in an Inbox and post this, the io thread takes them out, each goes through its
+// Choice, and out as an event or, at the end, as one body. What the io thread has not taken yet grows into one update:
+// leaving one allocates nothing. If the client leaves, or an answer ends at a stop string, the engine's requests are
+// cancelled. The sinks keep the Generation alive until the engine is done with it.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,12 +35,14 @@ struct GenerationContext {
   std::string fingerprint;
 };
 
-class Generation : public std::enable_shared_from_this<Generation> {
+class Generation final : public Task, public std::enable_shared_from_this<Generation> {
  public:
   Generation(GenerationContext& context, std::shared_ptr<Exchange> exchange, std::string request_id, bool chat);
 
   // Called once, on the io thread.
   void begin(HttpRequest request);
+  // Takes what the engine left.
+  void run() override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -60,12 +64,29 @@ class Generation : public std::enable_shared_from_this<Generation> {
     Clock::time_point last_token = {};
   };
 
+  // What the engine left for each answer. Any thread.
+  class Inbox {
+   public:
+    void open(size_t answers);
+    void add(size_t answer, Update&& update);
+    // Swaps what has come for the answer with `update`, which is empty; false if nothing has.
+    bool take(size_t answer, Update& update);
+
+   private:
+    struct Slot {
+      bool filled = false;
+      Update update = {};
+    };
+    std::mutex mutex_;
+    std::vector<Slot> slots_;
+  };
+
   void on_text_thread(std::function<void()> work);
   void plan(const std::string& body, uint64_t random_seed);
   void submit();
   void submitted(std::vector<uint64_t> ids);
   void fail(const Error& error);
-  void on_update(size_t index, Update update);
+  void on_update(size_t index, Update&& update);
   void time_tokens(Answer& answer);
   void keep(Answer& answer, Choice::Delta delta);
   void stream(size_t index);
@@ -100,7 +121,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
   ReplyHead head_;
   std::vector<Answer> answers_;
 
-  bool planned_ = false;       // the three above are the io thread's
+  Inbox inbox_;
+  Update taken_;  // the io thread's: empty, with memory that goes back to the inbox
+
+  bool planned_ = false;       // the plan, the head and the answers are the io thread's
   std::vector<uint64_t> ids_;  // of the engine's requests, once known
   bool stream_started_ = false;
   size_t ended_ = 0;

@@ -6,6 +6,7 @@
 // other threads reach it with post(). The server must outlive everyone who may still call post().
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -38,6 +39,17 @@ struct HttpResponse {
   std::string body = {};
 };
 
+// Something that runs on the io thread each time it was posted; posted again before it ran, it runs once. Posting it
+// allocates nothing: what a queue needs for it lies here.
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual void run() = 0;
+
+  std::atomic<bool> posted = false;
+  alignas(std::max_align_t) std::byte place[128];
+};
+
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -52,6 +64,8 @@ class Exchange {
   virtual void on_close(std::function<void()> callback) = 0;
   // Runs `task` on the io thread; from any thread, in order.
   virtual void post(std::function<void()> task) = 0;
+  // The same for a task that is posted again and again. It is held until it has run.
+  virtual void post(std::shared_ptr<Task> task) = 0;
 };
 
 struct Handler {

@@ -45,6 +45,14 @@ class FakeExchange final : public Exchange {
     changed_.notify_one();
   }
 
+  void post(std::shared_ptr<Task> task) override {
+    if (task->posted.exchange(true)) return;
+    post([task = std::move(task)] {
+      task->posted = false;
+      task->run();
+    });
+  }
+
   // Runs tasks until `condition` holds; false if it does not within seconds.
   bool run_until(const std::function<bool()>& condition) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);

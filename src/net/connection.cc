@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "api/error_reply.h"
+#include "base/check.h"
 #include "base/log.h"
 
 namespace quire::net {
@@ -18,6 +19,35 @@ constexpr size_t kReadAhead = 64 << 10;
 constexpr std::chrono::milliseconds kPeerCheck{250};    // where reading ahead has reached its bound
 constexpr std::chrono::milliseconds kLingerTime{2000};  // for a client that still sends what was refused
 constexpr size_t kLingerBytes = 64 << 20;
+
+// A posted handler lies in its task: that waits once at most, so the place is free.
+template <class T>
+struct PlaceInTask {
+  using value_type = T;
+  explicit PlaceInTask(api::Task* owner) : task(owner) {}
+  template <class U>
+  PlaceInTask(const PlaceInTask<U>& other) : task(other.task) {}
+  T* allocate(size_t n) {
+    QUIRE_CHECK(n * sizeof(T) <= sizeof task->place);
+    return reinterpret_cast<T*>(task->place);
+  }
+  void deallocate(T*, size_t) {}
+  template <class U>
+  bool operator==(const PlaceInTask<U>& other) const {
+    return task == other.task;
+  }
+
+  api::Task* task;
+};
+
+void post_task(asio::io_context& io, std::shared_ptr<api::Task> task) {
+  if (task->posted.exchange(true)) return;
+  const PlaceInTask<std::byte> place(task.get());
+  asio::post(io, asio::bind_allocator(place, [task = std::move(task)] {
+               task->posted = false;
+               task->run();
+             }));
+}
 
 api::HttpRequest head_of(const Parser& parser, const std::string& client) {
   const auto& message = parser.get();
@@ -148,6 +178,7 @@ OutboxOptions Connection::outbox_options(const Parser& parser) {
           .keep_alive = message.keep_alive() && !core_.draining,
           .max_unsent = core_.options.max_unsent_bytes,
           .post = [&core = core_](std::function<void()> task) { asio::post(core.io, std::move(task)); },
+          .post_task = [&core = core_](std::shared_ptr<api::Task> task) { post_task(core.io, std::move(task)); },
           .wake = [this] { wake_.cancel(); },
           .drop = [this] { close(); },
           .date = [&core = core_] { return core.now(); }};

@@ -21,8 +21,9 @@ struct OutboxOptions {
   bool keep_alive = true;
   size_t max_unsent = 0;
   std::function<void(std::function<void()>)> post;  // to the io thread
-  std::function<void()> wake;                       // tells the connection that something changed
-  std::function<void()> drop;                       // tells it to close
+  std::function<void(std::shared_ptr<api::Task>)> post_task;
+  std::function<void()> wake;  // tells the connection that something changed
+  std::function<void()> drop;  // tells it to close
   std::function<std::string_view()> date;
 };
 
@@ -36,6 +37,7 @@ class Outbox final : public api::Exchange {
   void finish() override;
   void on_close(std::function<void()> callback) override;
   void post(std::function<void()> task) override { options_.post(std::move(task)); }
+  void post(std::shared_ptr<api::Task> task) override { options_.post_task(std::move(task)); }
 
   // What waits to be sent; it counts as sent from now on.
   std::string take() { return std::exchange(unsent_, {}); }

@@ -1,61 +1,15 @@
 // Steps in which requests only go on allocate nothing: not on the engine's thread, not on the pool's workers.
 //
 // Every operator new of this program is counted while a test asks for it, on all threads but the one that waits.
-#include <execinfo.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <condition_variable>
-#include <cstdlib>
 #include <mutex>
-#include <new>
 
 #include "quire/engine.h"
+#include "support/allocation_count.h"
 #include "support/core_harness.h"
-
-namespace {
-
-constexpr int kShownTraces = 4;
-
-std::atomic<bool> counting = false;
-std::atomic<int> allocations = 0;
-thread_local bool counted_thread = true;
-
-// Where the first ones come from goes to standard error.
-void count_allocation() {
-  if (!counting.load(std::memory_order_relaxed) || !counted_thread) return;
-  if (allocations.fetch_add(1) >= kShownTraces) return;
-  counted_thread = false;
-  void* frames[32];
-  constexpr char kTitle[] = "allocated in a steady step:\n";
-  if (write(STDERR_FILENO, kTitle, sizeof kTitle - 1) > 0)
-    backtrace_symbols_fd(frames, backtrace(frames, std::size(frames)), STDERR_FILENO);
-  counted_thread = true;
-}
-
-void* allocate(size_t size, size_t alignment) {
-  count_allocation();
-  void* memory = nullptr;
-  if (posix_memalign(&memory, std::max(alignment, sizeof(void*)), std::max<size_t>(size, 1)) != 0)
-    throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(size_t size) { return allocate(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__); }
-void* operator new[](size_t size) { return allocate(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__); }
-void* operator new(size_t size, std::align_val_t alignment) { return allocate(size, static_cast<size_t>(alignment)); }
-void* operator new[](size_t size, std::align_val_t alignment) { return allocate(size, static_cast<size_t>(alignment)); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace quire::test {
 namespace {
@@ -93,14 +47,10 @@ std::vector<TokenId> prompt_of(int length, int salt) {
 // Runs the requests together and counts the allocations between two of their steps.
 class Counter {
  public:
-  explicit Counter(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {
-    counted_thread = false;
-    void* frame = nullptr;
-    backtrace(&frame, 1);  // the first call loads a library
-  }
+  explicit Counter(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) { leave_out_this_thread(); }
 
   int run(std::vector<Request> requests, const Engine::Sink& sink = [](Update&&) {}) {
-    allocations = 0;
+    stop_count();
     updates_.assign(requests.size(), 0);
     counted_steps_ = 0;
     left_ = requests.size();
@@ -116,7 +66,7 @@ class Counter {
     std::unique_lock lock(mutex_);
     EXPECT_TRUE(ended_.wait_for(lock, std::chrono::seconds(120), [&] { return left_ == 0; }));
     EXPECT_EQ(counted_steps_, kCounted + 1);
-    return allocations;
+    return counted_allocations();
   }
 
   Engine& engine() { return *engine_; }
@@ -126,14 +76,14 @@ class Counter {
   void count_step(size_t i) {
     ++updates_[i];
     if (i == 0) {
-      if (counted_steps_ == 0) counting = std::ranges::min(updates_) >= kWarmUp - 1;
-      if (counting && ++counted_steps_ > kCounted) counting = false;
+      if (counted_steps_ == 0 && std::ranges::min(updates_) >= kWarmUp - 1) start_count();
+      if (counting() && ++counted_steps_ > kCounted) stop_count();
     }
   }
 
   void end(FinishReason finish) {
     EXPECT_EQ(finish, FinishReason::kLength);
-    EXPECT_FALSE(counting) << "nothing ends during the count";
+    EXPECT_FALSE(counting()) << "nothing ends during the count";
     std::lock_guard lock(mutex_);
     if (--left_ == 0) ended_.notify_one();
   }
