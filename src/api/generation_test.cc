@@ -139,6 +139,7 @@ TEST_F(ServiceTest, StreamsAnEchoedPromptWithItsLogprobs) {
   engine_.send(0, {.tokens = {'x'},
                    .logprobs = {position('x', -0.5F, {{'y', -0.25F, 1}}, 2)},
                    .prompt_logprobs = {position('b', -1.0F, {{'c', -0.5F, 1}}, 2)}});
+  exchange->run_ready();
   engine_.send(0, {.tokens = {'y'}, .logprobs = {position('y', -2.0F, {})}, .finish = FinishReason::kLength});
   const auto chunks = finish_stream(*exchange);
   ASSERT_EQ(chunks.size(), 2U);
@@ -270,11 +271,34 @@ TEST_F(ServiceTest, LeavesTheEndTokenOutOfTheText) {
   EXPECT_EQ(stopped["stop_reason"], 258);
 }
 
+// What the io thread has not taken yet grows into one update, and one event.
+TEST_F(ServiceTest, StreamsWhatCameTogetherAsOneEvent) {
+  open();
+  const auto exchange = submit("/v1/completions", R"({"prompt":"a","stream":true,"logprobs":0,"n":2})", 2);
+  engine_.send(0, {.tokens = {'x'}, .logprobs = {position('x', -0.5F, {})}, .cached_tokens = 1});
+  engine_.send(1, {.tokens = {'u'}, .logprobs = {position('u', -0.5F, {})}});
+  engine_.send(0, {.tokens = {'y'}, .logprobs = {position('y', -1.5F, {})}, .cached_tokens = 1});
+  exchange->run_ready();
+  engine_.send(0, {.tokens = {'z'}, .logprobs = {position('z', -2.5F, {})}});
+  engine_.send(0, {.finish = FinishReason::kLength});
+  engine_.send(1, {.tokens = {kEndToken}, .finish = FinishReason::kStop, .stop_token = kEndToken});
+  const auto chunks = finish_stream(*exchange);
+  ASSERT_EQ(chunks.size(), 4U);
+  EXPECT_EQ(chunks[0]["choices"][0]["text"], "xy");
+  EXPECT_EQ(chunks[0]["choices"][0]["logprobs"]["token_logprobs"], json::parse("[-0.5,-1.5]"));
+  EXPECT_EQ(chunks[1]["choices"][0]["text"], "u");
+  EXPECT_EQ(chunks[2]["choices"][0]["text"], "z");
+  EXPECT_EQ(chunks[2]["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(chunks[3]["choices"][0]["text"], "");
+  EXPECT_EQ(chunks[3]["choices"][0]["finish_reason"], "stop");
+}
+
 TEST_F(ServiceTest, StreamsWholeCharactersAndUsage) {
   open();
   const auto exchange =
       submit("/v1/completions", R"({"prompt":"a","stream":true,"stream_options":{"include_usage":true}})");
   engine_.send_text(0, "h\xc3");
+  exchange->run_ready();
   engine_.send_text(0, "\xa9!", FinishReason::kLength);
   const auto chunks = finish_stream(*exchange);
   EXPECT_EQ(exchange->answer.content_type, "text/event-stream; charset=utf-8");
@@ -326,7 +350,9 @@ TEST_F(ServiceTest, StreamsChats) {
   const auto exchange =
       submit("/v1/chat/completions", R"({"messages":[{"role":"user","content":"hi"}],"stream":true,"n":2})", 2);
   engine_.send_text(1, "B");
+  exchange->run_ready();
   engine_.send_text(0, "A", FinishReason::kStop);
+  exchange->run_ready();
   engine_.send_text(1, "b", FinishReason::kLength);
   const auto chunks = finish_stream(*exchange);
   ASSERT_EQ(chunks.size(), 3U);

@@ -222,6 +222,7 @@ TEST_F(ServiceTest, ShowsMetrics) {
   open();
   const auto exchange = submit("/v1/completions", R"({"prompt":"abc"})");
   engine_.send_text(0, "x");
+  exchange->run_ready();
   engine_.send_text(0, "y", FinishReason::kStop);
   finish(*exchange);
   EXPECT_EQ(metric("vllm:num_requests_running"), "3");
