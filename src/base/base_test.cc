@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "base/buffer.h"
@@ -96,6 +98,23 @@ TEST(Cpu, NamesParseBackAndUnknownOnesDoNot) {
   EXPECT_FALSE(parse_isa("neon"));
   EXPECT_GE(usable_cores(), 1);
   EXPECT_GT(available_memory(), size_t{1} << 20);
+}
+
+TEST(Cpu, FeaturesAreThoseThatLinuxLists) {
+  std::ifstream in("/proc/cpuinfo");
+  std::string flags;
+  while (!flags.starts_with("flags") && std::getline(in, flags)) continue;
+  const auto listed = [&](const std::string& name) {
+    return (flags + " ").find(" " + name + " ") != std::string::npos;
+  };
+  const CpuFeatures cpu = detect_cpu();
+  EXPECT_EQ(cpu.avx2, listed("avx2") && listed("fma") && listed("f16c"));
+  EXPECT_EQ(cpu.avx_vnni, cpu.avx2 && listed("avx_vnni"));
+  EXPECT_EQ(cpu.avx512_bf16, cpu.avx512 && listed("avx512_bf16"));
+  // Of tiles, the kernel may refuse the use; then neither kind is there.
+  if (!cpu.amx_int8 && !cpu.amx_bf16) return;
+  EXPECT_EQ(cpu.amx_int8, listed("amx_tile") && listed("amx_int8"));
+  EXPECT_EQ(cpu.amx_bf16, listed("amx_tile") && listed("amx_bf16"));
 }
 
 }  // namespace

@@ -100,8 +100,10 @@ CpuFeatures detect_cpu() {
                __builtin_cpu_supports("avx512vnni");
   cpu.avx512_bf16 = cpu.avx512 && __builtin_cpu_supports("avx512bf16");
   cpu.avx_vnni = cpu.avx2 && (cpuid(7, 1).eax >> 4 & 1U) != 0;
-  constexpr unsigned kTilesAndInt8 = 3U << 24;
-  cpu.amx_int8 = cpu.avx512 && (cpuid(7, 0).edx & kTilesAndInt8) == kTilesAndInt8 && may_use_tiles();
+  const unsigned amx = cpuid(7, 0).edx;
+  const bool tiles = cpu.avx512 && (amx >> 24 & 1U) != 0 && may_use_tiles();
+  cpu.amx_bf16 = tiles && (amx >> 22 & 1U) != 0;
+  cpu.amx_int8 = tiles && (amx >> 25 & 1U) != 0;
 #endif
   return cpu;
 }

@@ -18,6 +18,7 @@ struct CpuFeatures {
   bool avx512 = false;       // F, BW, VL, DQ and VNNI
   bool avx512_bf16 = false;  // vdpbf16ps
   bool amx_int8 = false;     // tiles of int8 beside AVX-512, and the kernel lets this process use them
+  bool amx_bf16 = false;     // the same of bf16
 };
 
 // Asks the kernel for the use of AMX tiles, where the CPU has them; threads inherit it.
