@@ -14,7 +14,7 @@ namespace {
 constexpr int kDefaultBlockSize = 32;
 // Block-outermost: the pages of a block lie together, so memory is touched block by block.
 constexpr cache::Layout kDefaultLayout = cache::Layout::kBLHNC;
-constexpr std::string_view kContract = "quire-bits-1";
+constexpr std::string_view kContract = "quire-bits-2";
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));

@@ -13,10 +13,17 @@ constexpr int kTilesToSplitRows = 8;
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Floats: bf16 is often kept as fp32, and whole cache lines keep loads aligned.
+// Floats: also bf16 takes as much as fp32, and has whole blocks.
 size_t row_bytes(ActivationKind kind, int inputs) {
-  const auto count = static_cast<size_t>(inputs);
-  return kind == ActivationKind::kInt8 ? count / kGroup * kGroupRowBytes : round_up(count * sizeof(float), 64);
+  const size_t groups = round_up(static_cast<size_t>(inputs), kGroup) / kGroup;
+  return groups * (kind == ActivationKind::kInt8 ? kGroupRowBytes : kGroup * sizeof(float));
+}
+
+constexpr size_t kBlockBytes = kGroup * 2;  // of one row and block of bf16 in wide tiles
+
+const WideKernels* wide_kernels(const KernelTable& table, ActivationKind kind) {
+  if (kind == ActivationKind::kInt8) return table.wide_int8;
+  return kind == ActivationKind::kBF16 ? table.wide_bf16 : nullptr;
 }
 
 int columns_end(const PackedMatrix& w, const GemmOutput& output) {
@@ -92,50 +99,70 @@ void run_tile(const Product& x, int panel, int tile, size_t prefetch) {
   finish(x, panel, tile, sums);
 }
 
-// So many groups are unpacked at a time for so many wide tiles: 64 KB of weights and as much of sums.
-constexpr size_t kWideGroups = 64;
+// So many wide tiles of a panel are multiplied together, and share what is unpacked of its weights.
 constexpr int kWideTiles = 4;
 
-// Wide tiles [begin, end), at most kWideTiles, of a panel; `next` says that the panel behind it is this worker's too.
-void run_wide(const Product& x, int panel, int begin, int end, bool next) {
-  constexpr int kSums = kWideRows * 32;
-  alignas(64) float all_sums[kWideTiles * kMaxSlices * kSums];
-  const auto sums = [&](int t) { return all_sums + (t - begin) * x.w.slices() * kSums; };
-  alignas(64) std::byte weights[kWideGroups * kWideGroupBytes];
-  const auto layout = static_cast<size_t>(x.w.layout());
-  const auto groups = static_cast<size_t>(x.w.inputs() / kGroup);
-  for (size_t first = 0; first < groups; first += kWideGroups) {
-    const size_t last = std::min(first + kWideGroups, groups);
-    x.table.wide->unpack[layout]({x.w.panel(panel), first, last, weights});
-    for (int t = begin; t < end; t++) {
-      if (last == groups) fetch_output(x, panel, t);
-      x.table.wide->tile[layout]({
-          .rows = x.rows(t),
-          .first = first,
-          .last = last,
-          .slice = groups / static_cast<size_t>(x.w.slices()),
-          .a = x.a.tile(t),
-          .weights = weights,
-          .panel = x.w.panel(panel),
-          .prefetch = next && t + 1 == end ? x.w.panel_stride() : 0,
-          .sums = sums(t),
-      });
-    }
-  }
-  for (int t = begin; t < end; t++) finish(x, panel, t, sums(t));
-}
+// Products with the wide kernels of a table, for one thread.
+class WideProduct {
+ public:
+  explicit WideProduct(const Product& product)
+      : x_(product),
+        kernels_(*wide_kernels(product.table, product.a.kind())),
+        layout_(static_cast<size_t>(product.w.layout())),
+        groups_(padded_inputs(product.w.layout(), static_cast<size_t>(product.w.inputs())) / kGroup) {}
 
-void run_wide(const Product& x, const GemmPart& part) {
-  if (part.panel_begin == part.panel_end || part.tile_begin == part.tile_end) return;
-  x.table.wide->enter(x.w.layout());
-  for (int p = part.panel_begin; p < part.panel_end; p++) {
-    for (int t = part.tile_begin; t < part.tile_end; t += kWideTiles) {
-      const int end = std::min(t + kWideTiles, part.tile_end);
-      run_wide(x, p, t, end, end == part.tile_end && p + 1 < part.panel_end);
+  void run(const GemmPart& part) {
+    for (int p = part.panel_begin; p < part.panel_end; p++) {
+      for (int t = part.tile_begin; t < part.tile_end; t += kWideTiles) {
+        const int end = std::min(t + kWideTiles, part.tile_end);
+        run(p, t, end, end == part.tile_end && p + 1 < part.panel_end);
+      }
     }
+    if (rows_ != 0) kernels_.leave();
   }
-  x.table.wide->leave();
-}
+
+ private:
+  // Tiles [begin, end) of a panel; `next` says that the panel behind it is this thread's too.
+  void run(int panel, int begin, int end, bool next) {
+    constexpr int kMostColumns = 64;
+    alignas(64) float all_sums[kWideTiles * kMaxSlices * kWideRows * kMostColumns];
+    const auto sums = [&](int t) { return all_sums + (t - begin) * x_.w.slices() * kWideRows * x_.width(); };
+    alignas(64) std::byte unpacked[kMaxUnpackedGroups * kWideGroupBytes];
+    const auto unpack = kernels_.unpack[layout_];
+    for (size_t first = 0; first < groups_; first += kernels_.groups) {
+      const size_t last = std::min(first + kernels_.groups, groups_);
+      if (unpack != nullptr) unpack({x_.w.panel(panel), first, last, unpacked});
+      for (int t = begin; t < end; t++) {
+        if (last == groups_) fetch_output(x_, panel, t);
+        enter(x_.rows(t));
+        kernels_.tile[layout_]({
+            .rows = rows_,
+            .first = first,
+            .last = last,
+            .slice = groups_ / static_cast<size_t>(x_.w.slices()),
+            .a = x_.a.tile(t),
+            .weights = unpacked,
+            .panel = x_.w.panel(panel),
+            .prefetch = next && t + 1 == end ? x_.w.panel_stride() : 0,
+            .sums = sums(t),
+        });
+      }
+    }
+    for (int t = begin; t < end; t++) finish(x_, panel, t, sums(t));
+  }
+
+  void enter(int rows) {
+    if (rows == rows_) return;
+    kernels_.enter(x_.w.layout(), rows);
+    rows_ = rows;
+  }
+
+  const Product& x_;
+  const WideKernels& kernels_;
+  size_t layout_;
+  size_t groups_;
+  int rows_ = 0;  // of the tiles that the kernels are set up for
+};
 
 void check_call(const PackedMatrix& w, const Activations& a, const GemmOutput& output) {
   QUIRE_CHECK(a.kind() == activation_kind(w.layout()));
@@ -148,7 +175,8 @@ void check_call(const PackedMatrix& w, const Activations& a, const GemmOutput& o
 
 ActivationKind activation_kind(Layout layout) {
   if (is_integer(layout)) return ActivationKind::kInt8;
-  return layout == Layout::kF32 ? ActivationKind::kF32 : ActivationKind::kBF16;
+  if (layout == Layout::kBF16) return ActivationKind::kBF16;
+  return layout == Layout::kF16 ? ActivationKind::kRounded : ActivationKind::kF32;
 }
 
 Result<void> Activations::reserve(int rows, int inputs, Allocator& allocator) {
@@ -168,31 +196,41 @@ void Activations::reshape(const KernelTable& table, ActivationKind kind, int row
   kind_ = kind;
   rows_ = rows;
   inputs_ = inputs;
-  wide_ = kind == ActivationKind::kInt8 && table.wide != nullptr && rows >= table.wide->least_rows;
+  const WideKernels* wide = wide_kernels(table, kind);
+  wide_ = wide != nullptr && rows >= wide->least_rows;
   const int most = wide_ ? kWideRows : kTileRows;
   tiles_ = (rows + most - 1) / most;
   pitch_ = row_bytes(kind, inputs);
-  // Wide tiles read on behind their rows: in room that larger kinds would need.
-  const size_t read = wide_ ? round_up(static_cast<size_t>(rows), kWideRows) : static_cast<size_t>(rows);
+  if (wide_ && kind == ActivationKind::kBF16) pitch_ = round_up(static_cast<size_t>(inputs), kGroup) * 2;
+  // Wide tiles of integers read on behind their rows: in room that larger kinds would need.
+  const bool all = wide_ && kind == ActivationKind::kInt8;
+  const size_t read = all ? round_up(static_cast<size_t>(rows), kWideRows) : static_cast<size_t>(rows);
   QUIRE_CHECK(read * pitch_ <= storage_.size());
 }
 
 void Activations::set_row(const KernelTable& table, const float* x, int m) {
   QUIRE_CHECK(m >= 0 && m < rows_);
   std::byte* row = storage_.data() + static_cast<size_t>(m) * pitch_;
+  const int t = wide_ ? m / kWideRows : static_cast<int>(((int64_t{m} + 1) * tiles_ - 1) / rows_);
+  const int held = tile_begin(t + 1) - tile_begin(t);
+  const auto r = static_cast<size_t>(m - tile_begin(t));
+  std::byte* start = storage_.data() + static_cast<size_t>(tile_begin(t)) * pitch_;
   switch (kind_) {
     case ActivationKind::kF32:
       std::memcpy(row, x, static_cast<size_t>(inputs_) * sizeof(float));
       return;
+    case ActivationKind::kRounded:
+      table.gemm->round_row(x, inputs_, row);
+      return;
     case ActivationKind::kBF16:
-      table.gemm->round_row_bf16(x, inputs_, row);
+      if (wide_) {
+        table.wide_bf16->round_row_bf16(x, inputs_, start + r * kBlockBytes, static_cast<size_t>(held) * kBlockBytes);
+      } else {
+        table.gemm->round_row_bf16(x, inputs_, row);
+      }
       return;
     case ActivationKind::kInt8: {
-      const int t = wide_ ? m / kWideRows : static_cast<int>(((int64_t{m} + 1) * tiles_ - 1) / rows_);
-      const int held = tile_begin(t + 1) - tile_begin(t);
       const auto rows = static_cast<size_t>(wide_ ? wide_slots(held) : held);
-      const auto r = static_cast<size_t>(m - tile_begin(t));
-      std::byte* start = storage_.data() + static_cast<size_t>(tile_begin(t)) * pitch_;
       table.gemm->quantise_row(x, inputs_, start + r * kGroup, start + rows * kGroup + r * sizeof(GroupMeta),
                                rows * kGroupRowBytes);
       return;
@@ -232,7 +270,7 @@ void gemm_panels(const KernelTable& table, const PackedMatrix& w, const Activati
                  const GemmPart& part) {
   check_call(w, a, output);
   const Product product{table, w, a, output};
-  if (a.wide()) return run_wide(product, part);
+  if (a.wide()) return WideProduct(product).run(part);
   for (int p = part.panel_begin; p < part.panel_end; p++) {
     for (int t = part.tile_begin; t < part.tile_end; t++) {
       // While the last tile works on this panel from cache, memory would idle: the next panel is fetched then.

@@ -20,8 +20,9 @@ namespace quire::kernels {
 
 enum class ActivationKind : uint8_t {
   kF32,
-  kBF16,
-  kInt8,  // rule 4: one scale per 32 inputs
+  kRounded,  // to bf16, in fp32 again: for weights of fp16
+  kBF16,     // the same, as the kernels of bf16 weights read them
+  kInt8,     // rule 4: one scale per 32 inputs
 };
 
 // What a matrix of this layout is multiplied with.

@@ -29,12 +29,12 @@ inline constexpr int kMaxSums = kMaxSlices * kTileRows * 64;          // the wid
 // One tile of activations times one panel, over inputs [begin, end).
 struct TileArgs {
   int rows;
-  int begin, end;      // integers: multiples of 32; pairs: even
+  int begin, end;      // integers and bf16: multiples of 32
   const std::byte* a;  // floats: the first row; integers: the tile
   size_t a_pitch;      // floats: bytes from one row to the next
   const std::byte* panel;
   size_t prefetch;  // bytes from this panel's data to what should be fetched meanwhile; 0 for nothing
-  float* sums;      // [rows][panel columns], 64-byte aligned: one fp32 chain each, from +0
+  float* sums;      // [rows][panel columns], 64-byte aligned: by rule 1 or 4, from +0
 };
 
 // Sums of slices, added by the fixed tree of rule 11, become outputs:
@@ -66,18 +66,21 @@ struct GemmKernels {
   // before at a distance of `step` bytes, and so do the records.
   void (*quantise_row)(const float* x, int k, std::byte* q, std::byte* meta, size_t step);
 
-  // k inputs rounded to bf16, to nearest even, NaN to NaN; and a zero if k is odd. In memory they are fp32 again,
-  // which FMAs want, or bf16 if `narrow_bf16` is set.
+  // k inputs rounded to bf16, to nearest even, NaN to NaN, and zeros up to whole blocks of 32. round_row keeps them as
+  // fp32, for weights of fp16; round_row_bf16 as the tile of bf16 weights reads them.
+  void (*round_row)(const float* x, int k, std::byte* out);
   void (*round_row_bf16)(const float* x, int k, std::byte* out);
-  bool narrow_bf16;
 };
 
-// Integer products of many rows with matrix instructions. Rows are multiplied in tiles of kWideRows, the last one of
-// half as many if that holds its rest. Tiles lie as those of fewer rows do; what is behind their last row is never read
-// as a result. Weights are unpacked first, for several tiles, to the value itself as int8: for each group of 32 inputs
-// [2 vectors of 16 columns][8 steps of 4 inputs][16 columns][4].
+// Products of many rows with matrix instructions. Rows are multiplied in tiles of kWideRows; the last one has the rest.
+//
+// Integers: tiles lie as those of fewer rows do, the last one with room for half of kWideRows or all; what is behind
+// its last row is never read as a result. Weights are unpacked first, for several tiles, to the value itself as int8:
+// for each group of 32 inputs [2 vectors of 16 columns][8 steps of 4 inputs][16 columns][4]. bf16: for each block of 32
+// inputs [rows of the tile][32] bf16. Weights are read from the panel.
 inline constexpr int kWideRows = 16;
 inline constexpr size_t kWideGroupBytes = 32 * kGroup;
+inline constexpr size_t kMaxUnpackedGroups = 64;
 static constexpr int wide_slots(int rows) { return rows > kWideRows / 2 ? kWideRows : kWideRows / 2; }
 
 // Groups [first, last) of a panel.
@@ -87,28 +90,33 @@ struct UnpackArgs {
   std::byte* out;  // 64-byte aligned
 };
 
-// One tile of activations times groups [first, last) of one panel. Where `first` is not the first of a slice, its
-// chains go on from `sums`.
+// One tile of activations times groups (blocks of bf16) [first, last) of one panel. Where `first` is not the first of a
+// slice, its sums go on from `sums`.
 struct WideTileArgs {
   int rows;
   size_t first, last;
   size_t slice;              // groups of a slice
   const std::byte* a;        // the tile
-  const std::byte* weights;  // unpacked, from group `first` on
-  const std::byte* panel;    // for the scales
+  const std::byte* weights;  // of integers: unpacked, from group `first` on
+  const std::byte* panel;    // of integers: for the scales
   size_t prefetch;           // as in TileArgs
-  float* sums;               // [slices][rows][32], 64-byte aligned: one fp32 chain each
+  float* sums;               // [slices][rows][panel columns], 64-byte aligned: by rule 1 or 4
 };
 
 struct WideKernels {
   int least_rows;  // fewer are multiplied as well by GemmKernels
+  size_t groups;   // so many at a time for several tiles, at most kMaxUnpackedGroups: caches should hold their weights
 
-  // Around any number of tiles of one layout, in the thread that computes them.
-  void (*enter)(Layout layout);
+  // Around any number of tiles of one layout, in the thread that computes them; enter() again before tiles of another
+  // number of rows.
+  void (*enter)(Layout layout, int rows);
   void (*leave)();
-  // Indexed by Layout; null for floats.
+  // Indexed by Layout; null for layouts of another kind of activations, and what needs no unpacking.
   void (*unpack[kLayouts])(const UnpackArgs& args);
   void (*tile[kLayouts])(const WideTileArgs& args);
+  // As GemmKernels' for a row of a wide tile: a block of 32 inputs lies `step` bytes behind the one before. Null for
+  // integers.
+  void (*round_row_bf16)(const float* x, int k, std::byte* out, size_t step);
 };
 
 // As the instruction sets define them. Which exist depends on the build; kernels.cc chooses.
@@ -118,7 +126,9 @@ const GemmKernels& gemm_kernels_avx2_vnni();
 const GemmKernels& gemm_kernels_avx512();
 const GemmKernels& gemm_kernels_avx512_bf16();
 const WideKernels& wide_kernels_amx();
-// Whether this CPU's vdpbf16ps equals two FMAs, the odd elements first, and beats them; needs flush-to-zero set.
+const WideKernels& wide_kernels_amx_bf16();
+// Whether this CPU's vdpbf16ps equals two FMAs, the upper elements first, so that it can follow rule 1, and beats them;
+// needs flush-to-zero set.
 bool vdpbf16ps_follows_rule_1();
 bool vdpbf16ps_is_faster();
 

@@ -1,8 +1,10 @@
 // How packed weights lie in memory: panels of 32 or 64 output columns, each one contiguous stream over K.
 //
 //   kF32       [K][64] fp32
-//   kF16       [K even][64] fp16
-//   kBF16      [K even / 2][64][2] bf16: the pairs that rule 1 multiplies together
+//   kF16       [K][64] fp16
+//   kBF16      [K / 2][64][2] bf16, K filled with zeros up to whole blocks of 32: an even and an odd input side by
+//   side,
+//              as matrix instructions want them
 //   integers   panels of 32 columns; for each group of 32 inputs first the weights, then the scales:
 //     4 bit    [4 steps of 8 inputs][32 columns][4 bytes]; a byte holds input k (low nibble) and k + 4 (high nibble)
 //     8 bit    [8 steps of 4 inputs][32 columns][4 bytes]
@@ -37,7 +39,7 @@ enum class Layout : uint8_t {
 };
 
 inline constexpr int kLayouts = 10;
-inline constexpr int kGroup = 32;       // inputs that share a weight scale and an activation scale
+inline constexpr int kGroup = 32;       // inputs that share a weight scale and an activation scale; a block of bf16
 inline constexpr int kSuperGroups = 8;  // groups of a super-block
 inline constexpr int kMaxSlices = 8;    // parts of K, rule 11
 
@@ -55,9 +57,9 @@ static constexpr int weight_offset(Layout l) {
 }
 
 static constexpr int panel_columns(Layout l) { return is_integer(l) ? 32 : 64; }
-// K as it is packed: pairs are whole.
+// K as it is packed: blocks of bf16 are whole.
 static constexpr size_t padded_inputs(Layout l, size_t k) {
-  return l == Layout::kF16 || l == Layout::kBF16 ? (k + 1) / 2 * 2 : k;
+  return l == Layout::kBF16 ? (k + kGroup - 1) / kGroup * kGroup : k;
 }
 
 static constexpr size_t weight_bytes(Layout l) { return is_int4(l) ? 512 : 1024; }

@@ -37,9 +37,10 @@ QuantisedRow quantise(const float* x, int k);
 // Rows of activations with the troubles of real ones: outliers, zero groups, tiny and huge rows.
 std::vector<float> random_rows(int m, int k, std::mt19937& rng);
 
-enum class Arithmetic { kF32, kPairs, kIntegers };
+enum class Arithmetic { kF32, kRounded, kBlocks, kIntegers };
 
-// C[m, n] by rules 1, 4 and 11, one output after the other. kPairs rounds the weights to bf16 unless they are f16.
+// C[m, n] by rules 1, 4 and 11, one output after the other. kRounded and kBlocks round x to bf16,
+// kBlocks the weights too.
 std::vector<float> product(const Matrix& w, const std::vector<float>& x, int m, Arithmetic arithmetic, int slices);
 
 // The first number that differs, in rows of `columns`: its place and both values. Empty if all bits are equal; NaNs are

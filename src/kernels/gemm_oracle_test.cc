@@ -231,18 +231,24 @@ float integer_chain(const Matrix& w, const QuantisedRow& a, int n, int begin, in
 
 float rounded(float x) { return bf16_to_float(float_to_bf16(x)); }
 
-float pair_chain(const Matrix& w, const float* x, int n, int begin, int end) {
-  const auto weight = [&](int k) {
-    if (k >= w.k) return 0.F;
-    const float value = w.values[at(n, k, w.k)];
-    return w.format == WeightFormat::kF16 ? value : rounded(value);
-  };
-  const auto input = [&](int k) { return k >= w.k ? 0.F : rounded(x[k]); };
+// Inputs in blocks of 32, the last one filled with zeros; even and odd ones apart.
+float block_sum(const Matrix& w, const float* x, int n, int begin, int end) {
   float acc = 0;
-  for (int k = begin; k < end; k += 2) {
-    acc = std::fma(input(k + 1), weight(k + 1), acc);
-    acc = std::fma(input(k), weight(k), acc);
+  for (int block = begin; block < end; block += 32) {
+    float parts[2] = {0, 0};
+    for (int i = 0; i < 32; i++) {
+      const int k = block + i;
+      const float weight = k < w.k ? rounded(w.values[at(n, k, w.k)]) : 0;
+      parts[i % 2] = std::fma(k < w.k ? rounded(x[k]) : 0, weight, parts[i % 2]);
+    }
+    acc = acc + (parts[0] + parts[1]);
   }
+  return acc;
+}
+
+float rounded_chain(const Matrix& w, const float* x, int n, int begin, int end) {
+  float acc = 0;
+  for (int k = begin; k < end; k++) acc = std::fma(rounded(x[k]), w.values[at(n, k, w.k)], acc);
   return acc;
 }
 
@@ -314,21 +320,23 @@ std::vector<float> random_rows(int m, int k, std::mt19937& rng) {
 
 std::vector<float> product(const Matrix& w, const std::vector<float>& x, int m, Arithmetic arithmetic, int slices) {
   std::vector<float> c(static_cast<size_t>(m) * static_cast<size_t>(w.n));
-  const int inputs = arithmetic == Arithmetic::kPairs ? (w.k + 1) / 2 * 2 : w.k;
   for (int r = 0; r < m; r++) {
     const float* row = x.data() + at(r, 0, w.k);
     const QuantisedRow quantised = arithmetic == Arithmetic::kIntegers ? quantise(row, w.k) : QuantisedRow{};
     for (int n = 0; n < w.n; n++) {
       float sums[8];
       for (int s = 0; s < slices; s++) {
-        const int begin = inputs / slices * s;
-        const int end = inputs / slices * (s + 1);
+        const int begin = w.k / slices * s;
+        const int end = w.k / slices * (s + 1);
         switch (arithmetic) {
           case Arithmetic::kF32:
             sums[s] = f32_chain(w, row, n, begin, end);
             break;
-          case Arithmetic::kPairs:
-            sums[s] = pair_chain(w, row, n, begin, end);
+          case Arithmetic::kRounded:
+            sums[s] = rounded_chain(w, row, n, begin, end);
+            break;
+          case Arithmetic::kBlocks:
+            sums[s] = block_sum(w, row, n, begin, end);
             break;
           case Arithmetic::kIntegers:
             sums[s] = integer_chain(w, quantised, n, begin, end);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -55,11 +56,12 @@ struct alignas(64) Line {
 
 using Rows = std::array<float, size_t{kRows} * kInputs>;
 
-// Rows of numbers, a zero group, and in the last row NaN and infinities.
+// Rows of numbers, a zero group, denormals, and in the last row NaN and infinities.
 Rows random_rows(Numbers& numbers) {
   Rows rows;
   for (float& x : rows) x = numbers.number();
   for (size_t k = 0; k < kGroup; k++) rows[k] = 0;
+  for (size_t k = kInputs; k < 2 * kInputs; k += 5) rows[k] = std::bit_cast<float>(numbers.bits() & 0x807fffffU);
   for (size_t k = 0; k < 96; k += 7) {
     rows[rows.size() - kInputs + k] = std::bit_cast<float>(0x7f800000U + static_cast<uint32_t>(k % 2));
   }
@@ -85,7 +87,7 @@ Tile prepare(const GemmKernels& kernels, Layout layout, const Rows& rows, int co
     } else if (layout == Layout::kF32) {
       std::memcpy(row, x, kInputs * sizeof(float));
     } else {
-      kernels.round_row_bf16(x, kInputs, row);
+      (layout == Layout::kF16 ? kernels.round_row : kernels.round_row_bf16)(x, kInputs, row);
     }
   }
   return tile;
@@ -156,43 +158,57 @@ bool tiles_agree(const GemmKernels& kernels, const GemmKernels& scalar, Layout l
 
 // A wide tile as large as any, or with as few rows as a short one holds.
 struct alignas(64) WideTile {
-  std::byte bytes[kWideRows * kInputs / kGroup * kGroupRowBytes];
+  std::byte bytes[kWideRows * kInputs / kGroup * std::max(kGroupRowBytes, kGroup * sizeof(uint16_t))];
 };
 
+// Row r of a wide tile is row r % kRows.
+WideTile prepare_wide(const KernelTable& table, const WideKernels& wide, Layout layout, const Rows& rows, int count) {
+  WideTile tile{};
+  for (int r = 0; r < count; r++) {
+    const float* x = rows.data() + r % kRows * kInputs;
+    const auto index = static_cast<size_t>(r);
+    if (is_integer(layout)) {
+      const auto slots = static_cast<size_t>(wide_slots(count));
+      table.gemm->quantise_row(x, kInputs, tile.bytes + index * kGroup,
+                               tile.bytes + slots * kGroup + index * sizeof(GroupMeta), slots * kGroupRowBytes);
+    } else {
+      constexpr size_t kBytes = kGroup * sizeof(uint16_t);
+      wide.round_row_bf16(x, kInputs, tile.bytes + index * kBytes, static_cast<size_t>(count) * kBytes);
+    }
+  }
+  return tile;
+}
+
 // Tiles of many rows, in two steps and two slices, against one scalar row after the other.
-bool wide_tiles_agree(const KernelTable& table, const GemmKernels& scalar, Layout layout, const Rows& rows,
+bool wide_tiles_agree(const KernelTable& table, const WideKernels& wide, Layout layout, const Rows& rows,
                       const std::byte* panel) {
   constexpr size_t kGroups = kInputs / kGroup;
-  constexpr size_t kRowSums = 32;
+  const GemmKernels& scalar = gemm_kernels_scalar();
+  const auto row_sums = static_cast<size_t>(panel_columns(layout));
   const auto l = static_cast<size_t>(layout);
   for (int count : {kWideRows, kWideRows - 1, kWideRows / 2, 1}) {
-    WideTile tile{};
-    const auto slots = static_cast<size_t>(wide_slots(count));
-    for (int r = 0; r < count; r++) {
-      const auto index = static_cast<size_t>(r);
-      table.gemm->quantise_row(rows.data() + r % kRows * kInputs, kInputs, tile.bytes + index * kGroup,
-                               tile.bytes + slots * kGroup + index * sizeof(GroupMeta), slots * kGroupRowBytes);
-    }
+    const WideTile tile = prepare_wide(table, wide, layout, rows, count);
     Sums got{};
-    table.wide->enter(layout);
+    wide.enter(layout, count);
     for (size_t first : {size_t{0}, size_t{3}}) {
       const size_t last = first == 0 ? 3 : kGroups;
       std::array<Line, kGroups * kWideGroupBytes / sizeof(Line)> weights;
-      table.wide->unpack[l]({panel, first, last, weights[0].bytes});
-      table.wide->tile[l]({.rows = count,
-                           .first = first,
-                           .last = last,
-                           .slice = kGroups / 2,
-                           .a = tile.bytes,
-                           .weights = weights[0].bytes,
-                           .panel = panel,
-                           .prefetch = 0,
-                           .sums = got.at});
+      if (wide.unpack[l] != nullptr) wide.unpack[l]({panel, first, last, weights[0].bytes});
+      wide.tile[l]({.rows = count,
+                    .first = first,
+                    .last = last,
+                    .slice = kGroups / 2,
+                    .a = tile.bytes,
+                    .weights = weights[0].bytes,
+                    .panel = panel,
+                    .prefetch = 0,
+                    .sums = got.at});
     }
-    table.wide->leave();
+    wide.leave();
     for (int r = 0; r < count; r++) {
-      Tile row{};
-      scalar.quantise_row(rows.data() + r % kRows * kInputs, kInputs, row.bytes, row.bytes + kGroup, kGroupRowBytes);
+      Rows last;
+      std::memcpy(last.data() + last.size() - kInputs, rows.data() + r % kRows * kInputs, kInputs * sizeof(float));
+      const Tile row = prepare(scalar, layout, last, 1);
       for (int s = 0; s < 2; s++) {
         Sums want{};
         scalar.tile[l]({.rows = 1,
@@ -203,7 +219,7 @@ bool wide_tiles_agree(const KernelTable& table, const GemmKernels& scalar, Layou
                         .panel = panel,
                         .prefetch = 0,
                         .sums = want.at});
-        if (!same_numbers(want.at, got.at + static_cast<size_t>(s * count + r) * kRowSums, kRowSums)) return false;
+        if (!same_numbers(want.at, got.at + static_cast<size_t>(s * count + r) * row_sums, row_sums)) return false;
       }
     }
   }
@@ -256,8 +272,7 @@ Result<void> gemm_self_check(const KernelTable& table) {
   const GemmKernels& scalar = gemm_kernels_scalar();
   Numbers numbers;
   const Rows rows = random_rows(numbers);
-  for (Layout layout : {Layout::kInt8, Layout::kBF16}) {
-    if (kernels.narrow_bf16 && layout == Layout::kBF16) continue;  // the tiles show it
+  for (Layout layout : {Layout::kInt8, Layout::kF16}) {  // for bf16 weights, the tiles show it
     if (prepare(scalar, layout, rows, kRows) == prepare(kernels, layout, rows, kRows)) continue;
     return differs(layout == Layout::kInt8 ? "activations to int8" : "activations to bf16");
   }
@@ -265,8 +280,10 @@ Result<void> gemm_self_check(const KernelTable& table) {
     const auto layout = static_cast<Layout>(l);
     const std::vector<Line> panel = random_panel(layout, numbers);
     if (!tiles_agree(kernels, scalar, layout, rows, panel[0].bytes)) return differs(kNames[l]);
-    if (table.wide == nullptr || table.wide->tile[l] == nullptr) continue;
-    if (!wide_tiles_agree(table, scalar, layout, rows, panel[0].bytes)) return differs(kNames[l]);
+    for (const WideKernels* wide : {table.wide_int8, table.wide_bf16}) {
+      if (wide == nullptr || wide->tile[l] == nullptr) continue;
+      if (!wide_tiles_agree(table, *wide, layout, rows, panel[0].bytes)) return differs(kNames[l]);
+    }
   }
   if (!finish_agrees(kernels, scalar, numbers)) return differs("sums of slices");
   return {};

@@ -42,20 +42,25 @@ std::vector<NamedTable> tables() {
   if (cpu.avx512_bf16 && vdpbf16ps_follows_rule_1()) {
     add("avx512 bf16", Isa::kAvx512);
     all.back().table.gemm = &gemm_kernels_avx512_bf16();
-    all.back().table.wide = nullptr;
+    all.back().table.wide_int8 = all.back().table.wide_bf16 = nullptr;
   }
 #endif
   cpu.avx_vnni = cpu.avx512_bf16 = false;
-  if (cpu.amx_int8) add("avx512 amx", Isa::kAvx512);
-  cpu.amx_int8 = false;
+  if (cpu.amx_int8 || cpu.amx_bf16) add("avx512 amx", Isa::kAvx512);
+  cpu.amx_int8 = cpu.amx_bf16 = false;
   add("avx2", Isa::kAvx2);
   add("avx512", Isa::kAvx512);
   return all;
 }
 
+const WideKernels* wide_of(const KernelTable& table, ActivationKind kind) {
+  return kind == ActivationKind::kInt8 ? table.wide_int8 : kind == ActivationKind::kBF16 ? table.wide_bf16 : nullptr;
+}
+
 Arithmetic arithmetic_of(Layout layout) {
   if (is_integer(layout)) return Arithmetic::kIntegers;
-  return layout == Layout::kF32 ? Arithmetic::kF32 : Arithmetic::kPairs;
+  if (layout == Layout::kBF16) return Arithmetic::kBlocks;
+  return layout == Layout::kF16 ? Arithmetic::kRounded : Arithmetic::kF32;
 }
 
 class Gemm : public testing::Test {
@@ -137,17 +142,18 @@ TEST_F(Gemm, SlicesAreAddedInTheFixedTree) {
 }
 
 TEST_F(Gemm, OddInputsOfFloatFormats) {
+  constexpr int kM = 21;
   for (WeightFormat format : {WeightFormat::kF32, WeightFormat::kF16, WeightFormat::kBF16}) {
-    for (int k : {1, 2, 7, 33, 129}) {
+    for (int k : {1, 2, 7, 31, 33, 100, 129, 700}) {
       const oracle::Matrix w = oracle::random_matrix(format, 67, k, rng);
-      const std::vector<float> x = oracle::random_rows(9, k, rng);
+      const std::vector<float> x = oracle::random_rows(kM, k, rng);
       for (WeightTarget target : kTargets) {
         const PackedMatrix matrix = packed(w, target, 1);
-        const auto want = oracle::product(w, x, 9, arithmetic_of(matrix.layout()), 1);
+        const auto want = oracle::product(w, x, kM, arithmetic_of(matrix.layout()), 1);
         for (const NamedTable& t : tables()) {
-          const auto got = run(t.table, matrix, x.data(), 9, pool);
+          const auto got = run(t.table, matrix, x.data(), kM, pool);
           ASSERT_EQ(oracle::difference(want.data(), got.data(), got.size(), w.n), "")
-              << place(t, format, target, 9) << " K=" << k;
+              << place(t, format, target, kM) << " K=" << k;
         }
       }
     }
@@ -256,14 +262,14 @@ TEST_F(Gemm, LongRowsHaveTheSameBitsInWideTiles) {
     int k, m, slices;
   };
   for (WeightFormat format : kFormats) {
-    if (!weights::is_quantised(format)) continue;
+    if (!weights::is_quantised(format) && format != WeightFormat::kBF16) continue;
     for (const auto [k, m, slices] : {Case{2304, 70, 1}, {6144, 35, 8}, {4608, 42, 2}, {256, 129, 1}}) {
       const oracle::Matrix w = oracle::random_matrix(format, 37, k, rng);
       const std::vector<float> x = oracle::random_rows(m, k, rng);
       const PackedMatrix matrix = packed(w, WeightTarget::kNative, slices);
-      const auto want = oracle::product(w, x, m, Arithmetic::kIntegers, slices);
+      const auto want = oracle::product(w, x, m, arithmetic_of(matrix.layout()), slices);
       for (const NamedTable& t : tables()) {
-        if (t.table.wide == nullptr) continue;
+        if (wide_of(t.table, activation_kind(matrix.layout())) == nullptr) continue;
         const auto got = run(t.table, matrix, x.data(), m, pool);
         ASSERT_EQ(oracle::difference(want.data(), got.data(), got.size(), w.n), "")
             << place(t, format, WeightTarget::kNative, m) << " K=" << k << " slices " << slices;
@@ -294,17 +300,19 @@ TEST_F(Gemm, ExtremesAreExact) {
 
 // Tiles hold all rows, and parts of all workers cover every panel and tile once, whatever the shape.
 TEST_F(Gemm, PartsCoverEverythingOnce) {
-  for (const NamedTable& t : tables()) {
+  const auto check = [&](const NamedTable& t, WeightFormat format) {
     for (int n : {1, 33, 192, 576, 577}) {
-      const oracle::Matrix w = oracle::random_matrix(WeightFormat::kQ8_0, n, 32, rng);
+      const oracle::Matrix w = oracle::random_matrix(format, n, 32, rng);
       const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
+      const ActivationKind kind = activation_kind(matrix.layout());
+      const WideKernels* wide = wide_of(t.table, kind);
       for (int m : {1, 5, 64, 255, 1000}) {
         Activations a;
         ASSERT_TRUE(a.reserve(m, 32, allocator));
-        a.reshape(t.table, ActivationKind::kInt8, m, 32);
+        a.reshape(t.table, kind, m, 32);
         EXPECT_EQ(a.tile_begin(0), 0);
         EXPECT_EQ(a.tile_begin(a.tiles()), m);
-        EXPECT_EQ(a.wide(), t.table.wide != nullptr && m >= t.table.wide->least_rows);
+        EXPECT_EQ(a.wide(), wide != nullptr && m >= wide->least_rows);
         for (int i = 0; i < a.tiles(); i++) {
           EXPECT_GT(a.tile_begin(i + 1), a.tile_begin(i));
           EXPECT_LE(a.tile_begin(i + 1) - a.tile_begin(i), a.wide() ? kWideRows : kTileRows);
@@ -321,6 +329,9 @@ TEST_F(Gemm, PartsCoverEverythingOnce) {
         }
       }
     }
+  };
+  for (const NamedTable& t : tables()) {
+    for (WeightFormat format : {WeightFormat::kQ8_0, WeightFormat::kBF16}) check(t, format);
   }
 }
 
@@ -345,12 +356,20 @@ TEST_F(Gemm, SelfTestPassesAndSeesAWrongKernel) {
     const auto result = gemm_self_check(table);
     ASSERT_FALSE(result) << t.name;
     EXPECT_NE(result.error().message.find("int4 min"), std::string::npos);
-    if (t.table.wide == nullptr) continue;
-    WideKernels wrong_wide = *t.table.wide;
-    wrong_wide.tile[static_cast<size_t>(Layout::kInt8)] = wrong_wide.tile[static_cast<size_t>(Layout::kInt4Min)];
-    table = t.table;
-    table.wide = &wrong_wide;
-    EXPECT_FALSE(gemm_self_check(table)) << t.name;
+    if (t.table.wide_int8 != nullptr) {
+      WideKernels wrong_wide = *t.table.wide_int8;
+      wrong_wide.tile[static_cast<size_t>(Layout::kInt8)] = wrong_wide.tile[static_cast<size_t>(Layout::kInt4Min)];
+      table = t.table;
+      table.wide_int8 = &wrong_wide;
+      EXPECT_FALSE(gemm_self_check(table)) << t.name;
+    }
+    if (t.table.wide_bf16 != nullptr) {
+      WideKernels wrong_wide = *t.table.wide_bf16;
+      wrong_wide.tile[static_cast<size_t>(Layout::kBF16)] = [](const WideTileArgs&) {};
+      table = t.table;
+      table.wide_bf16 = &wrong_wide;
+      EXPECT_FALSE(gemm_self_check(table)) << t.name;
+    }
   }
 }
 

@@ -20,7 +20,8 @@ struct KernelTable {
   Isa isa = Isa::kScalar;
   bool native_bf16 = false;  // bf16 products by vdpbf16ps instead of two FMAs
   const GemmKernels* gemm = nullptr;
-  const WideKernels* wide = nullptr;  // integer products of many rows by AMX; null without it
+  const WideKernels* wide_int8 = nullptr;  // products of several rows by AMX; null without it
+  const WideKernels* wide_bf16 = nullptr;
   const AttentionKernels* attention = nullptr;
   const RowKernels* rows = nullptr;
   const ScanKernels* scan = nullptr;

@@ -15,7 +15,7 @@ inline std::vector<KernelTable> test_tables() {
     if (auto table = kernel_table(isa, cpu)) all.push_back(*table);
   if (cpu.avx512_bf16) {  // AVX-512 of older CPUs
     CpuFeatures older = cpu;
-    older.avx512_bf16 = older.amx_int8 = false;
+    older.avx512_bf16 = older.amx_int8 = older.amx_bf16 = false;
     if (auto table = kernel_table(Isa::kAvx512, older)) all.push_back(*table);
   }
   return all;

@@ -138,7 +138,7 @@ int run(const std::vector<std::string>& args) {
     } else if (args[i] == "--threads" && i + 1 < args.size()) {
       threads = std::stoi(args[++i]);
     } else if (args[i] == "--without-amx") {
-      cpu.amx_int8 = false;
+      cpu.amx_int8 = cpu.amx_bf16 = false;
     } else {
       wanted.push_back(args[i]);
     }

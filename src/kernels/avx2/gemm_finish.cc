@@ -55,7 +55,8 @@ GemmKernels common_kernels() {
   set_float_tiles(k);
   k.finish = finish;
   k.quantise_row = quantise_row;
-  k.round_row_bf16 = round_row_bf16;
+  k.round_row = round_row;
+  k.round_row_bf16 = round_row;
   return k;
 }
 

@@ -1,4 +1,5 @@
-// f32, f16 and bf16 on AVX2: fp32 chains of FMAs, up to 6 rows x 16 columns in registers, four passes a panel (rule 1).
+// f32 and f16 on AVX2: fp32 chains of FMAs, up to 6 rows x 16 columns in registers, four passes a panel. bf16: two such
+// chains a block, four passes a block (rule 1).
 #include <immintrin.h>
 
 #include "kernels/avx2/gemm_tiles.h"
@@ -9,8 +10,14 @@ namespace {
 constexpr int kColumns = 64;
 constexpr int kVectors = 2;
 
-// 8 columns of weights from column c on, at input k.
-template <Layout L>
+template <int kRows>
+__attribute__((always_inline)) inline void clear(__m256 (&sums)[kRows][kVectors]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
+}
+
+// 8 columns of weights from column c on, at input k; of a bf16 block, at k + kOdd.
+template <Layout L, int kOdd>
 inline __m256 load_weights(const std::byte* panel, size_t k, size_t c) {
   if constexpr (L == Layout::kF32) return _mm256_load_ps(reinterpret_cast<const float*>(panel) + k * kColumns + c);
   if constexpr (L == Layout::kF16) {
@@ -18,34 +25,32 @@ inline __m256 load_weights(const std::byte* panel, size_t k, size_t c) {
   }
   const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel + (k / 2 * kColumns + c) * 4));
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));  // a bf16 is the upper half of a float
-  return _mm256_castsi256_ps(k % 2 == 0 ? _mm256_slli_epi32(pair, 16) : _mm256_and_si256(pair, upper));
+  return _mm256_castsi256_ps(kOdd == 0 ? _mm256_slli_epi32(pair, 16) : _mm256_and_si256(pair, upper));
 }
 
-template <Layout L, int kRows>
+template <Layout L, int kOdd, int kRows>
 __attribute__((always_inline)) inline void add_input(const TileArgs& t, size_t k, int c,
                                                      __m256 (&acc)[kRows][kVectors]) {
   __m256 w[kVectors];
 #pragma GCC unroll 2
-  for (int v = 0; v < kVectors; v++) w[v] = load_weights<L>(t.panel, k, static_cast<size_t>(c + 8 * v));
+  for (int v = 0; v < kVectors; v++) w[v] = load_weights<L, kOdd>(t.panel, k, static_cast<size_t>(c + 8 * v));
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++) {
     const auto* row = reinterpret_cast<const float*>(t.a + static_cast<size_t>(r) * t.a_pitch);
-    const __m256 b = _mm256_set1_ps(row[k]);
+    const __m256 b = _mm256_set1_ps(row[k + kOdd]);
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; v++) acc[r][v] = _mm256_fmadd_ps(b, w[v], acc[r][v]);
   }
 }
 
 template <Layout L, int kRows>
-void tile(const TileArgs& args) {
+void chain_tile(const TileArgs& args) {
   const TileArgs t = args;
   for (int c = 0; c < kColumns; c += 8 * kVectors) {
     __m256 acc[kRows][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-    for (size_t k = static_cast<size_t>(t.begin); k < static_cast<size_t>(t.end); k += L == Layout::kF32 ? 1 : 2) {
-      if constexpr (L != Layout::kF32) add_input<L, kRows>(t, k + 1, c, acc);
-      add_input<L, kRows>(t, k, c, acc);
+    clear(acc);
+    for (auto k = static_cast<size_t>(t.begin); k < static_cast<size_t>(t.end); k++) {
+      add_input<L, 0, kRows>(t, k, c, acc);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
@@ -55,9 +60,54 @@ void tile(const TileArgs& args) {
   }
 }
 
+// 16 columns of one block: sums + (even + odd). Few rows hold both chains in registers; more rows go over it twice.
+template <int kRows>
+__attribute__((always_inline)) inline void add_block(const TileArgs& t, size_t k, int c) {
+  constexpr bool kBoth = kRows <= 2;
+  alignas(32) float even_sums[kBoth ? 1 : kRows][kVectors][8];
+  __m256 even[kRows][kVectors];
+  clear(even);
+  __m256 odd[kRows][kVectors];
+  clear(odd);
+  for (size_t i = k; i < k + kGroup; i += 2) {
+    add_input<Layout::kBF16, 0, kRows>(t, i, c, even);
+    if constexpr (kBoth) add_input<Layout::kBF16, 1, kRows>(t, i, c, odd);
+  }
+  if constexpr (!kBoth) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+      _mm256_store_ps(even_sums[r][0], even[r][0]);
+      _mm256_store_ps(even_sums[r][1], even[r][1]);
+    }
+    for (size_t i = k; i < k + kGroup; i += 2) add_input<Layout::kBF16, 1, kRows>(t, i, c, odd);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) {
+      float* sum = t.sums + r * kColumns + c + 8 * v;
+      const __m256 first = kBoth ? even[r][v] : _mm256_load_ps(even_sums[kBoth ? 0 : r][v]);
+      _mm256_store_ps(sum, _mm256_add_ps(_mm256_load_ps(sum), _mm256_add_ps(first, odd[r][v])));
+    }
+  }
+}
+
+template <int kRows>
+void block_tile(const TileArgs& args) {
+  const TileArgs t = args;
+  for (int i = 0; i < kRows * kColumns; i += 8) _mm256_store_ps(t.sums + i, _mm256_setzero_ps());
+  for (auto k = static_cast<size_t>(t.begin); k < static_cast<size_t>(t.end); k += kGroup) {
+    for (int c = 0; c < kColumns; c += 8 * kVectors) add_block<kRows>(t, k, c);
+  }
+}
+
+template <Layout L, int kRows>
+constexpr GemmKernels::Tile kTile = L == Layout::kBF16 ? block_tile<kRows> : chain_tile<L, kRows>;
+
 template <Layout L>
 void any_tile(const TileArgs& t) {
-  constexpr GemmKernels::Tile kByRows[] = {tile<L, 1>, tile<L, 2>, tile<L, 3>, tile<L, 4>, tile<L, 5>, tile<L, 6>};
+  constexpr GemmKernels::Tile kByRows[] = {kTile<L, 1>, kTile<L, 2>, kTile<L, 3>,
+                                           kTile<L, 4>, kTile<L, 5>, kTile<L, 6>};
   kByRows[t.rows - 1](t);
 }
 

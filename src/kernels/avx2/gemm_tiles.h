@@ -13,6 +13,6 @@ void set_float_tiles(GemmKernels& kernels);
 
 void finish(const FinishArgs& args);
 void quantise_row(const float* x, int k, std::byte* q, std::byte* meta, size_t step);
-void round_row_bf16(const float* x, int k, std::byte* out);
+void round_row(const float* x, int k, std::byte* out);
 
 }  // namespace quire::kernels::avx2

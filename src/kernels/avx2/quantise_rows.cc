@@ -75,12 +75,12 @@ void quantise_row(const float* x, int k, std::byte* q, std::byte* meta, size_t s
   }
 }
 
-void round_row_bf16(const float* x, int k, std::byte* out) {
+void round_row(const float* x, int k, std::byte* out) {
   auto* to = reinterpret_cast<float*>(out);
   int i = 0;
   for (; i + 8 <= k; i += 8) _mm256_storeu_ps(to + i, rounded(_mm256_loadu_ps(x + i)));
   for (; i < k; i++) to[i] = _mm256_cvtss_f32(rounded(_mm256_set1_ps(x[i])));
-  if (k % 2 != 0) to[k] = 0;
+  for (; i % kGroup != 0; i++) to[i] = 0;
 }
 
 }  // namespace quire::kernels::avx2

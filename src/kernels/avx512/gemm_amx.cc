@@ -5,6 +5,7 @@
 // cycles, so four are under way: while group g is scaled, g + 2 is stored and g + 4 multiplied.
 #include "kernels/avx512/gemm_group.h"
 #include "kernels/avx512/gemm_tiles.h"
+#include "kernels/avx512/tile_config.h"
 
 namespace quire::kernels::avx512 {
 namespace {
@@ -12,14 +13,6 @@ namespace {
 constexpr int kSumTiles = 4;
 constexpr size_t kVectorBytes = kWideGroupBytes / 2;  // of a group's weights
 constexpr size_t kSubInputs = kGroup / 2;             // that share a factor
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
 
 // Products over so many inputs at a time.
 constexpr TileConfig config_for(size_t inputs) {
@@ -34,7 +27,7 @@ constexpr TileConfig config_for(size_t inputs) {
 constexpr TileConfig kWholeGroups = config_for(kGroup);
 constexpr TileConfig kHalfGroups = config_for(kSubInputs);
 
-void enter(Layout layout) { _tile_loadconfig(layout == Layout::kInt8Sub ? &kHalfGroups : &kWholeGroups); }
+void enter(Layout layout, int) { _tile_loadconfig(layout == Layout::kInt8Sub ? &kHalfGroups : &kWholeGroups); }
 void leave() { _tile_release(); }
 
 // Tile numbers are part of an instruction, so each of these is four.
@@ -292,6 +285,7 @@ const WideKernels& wide_kernels_amx() {
   static const WideKernels kernels = [] {
     WideKernels k{};
     k.least_rows = 32;
+    k.groups = kMaxUnpackedGroups;
     k.enter = avx512::enter;
     k.leave = avx512::leave;
     avx512::set_layout<Layout::kInt4>(k);

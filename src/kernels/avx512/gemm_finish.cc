@@ -63,7 +63,7 @@ const GemmKernels& gemm_kernels_avx512() {
 const GemmKernels& gemm_kernels_avx512_bf16() {
   static const GemmKernels kernels = [] {
     GemmKernels k = gemm_kernels_avx512();
-    avx512::set_narrow_bf16_tiles(k);
+    avx512::set_pair_tile(k);
     return k;
   }();
   return kernels;

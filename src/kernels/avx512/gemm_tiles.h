@@ -9,8 +9,8 @@ namespace quire::kernels::avx512 {
 void set_integer_tiles(GemmKernels& kernels);
 // Fills in the tiles of f32, f16 and bf16, all with FMAs, and what rounds their activations.
 void set_float_tiles(GemmKernels& kernels);
-// Fills in bf16 with vdpbf16ps, and f16 with activations in bf16. Only for CPUs that have it.
-void set_narrow_bf16_tiles(GemmKernels& kernels);
+// Fills in bf16 with vdpbf16ps, and what rounds its activations. Only for CPUs that have it.
+void set_pair_tile(GemmKernels& kernels);
 
 void finish(const FinishArgs& args);
 void quantise_row(const float* x, int k, std::byte* q, std::byte* meta, size_t step);

@@ -87,18 +87,34 @@ float float_weight(const std::byte* panel, size_t k, size_t c) {
   return bf16_to_float(read<uint16_t>(panel + (k / 2 * 64 + c) * 4 + k % 2 * 2));
 }
 
-// Rule 1: ascending; but for f32 in pairs, the odd element first.
+// Goes on with `acc` over inputs begin, begin + step, and so on.
+template <Layout L>
+float chain(const std::byte* a, const std::byte* panel, size_t c, size_t begin, size_t end, size_t step, float acc) {
+  for (size_t k = begin; k < end; k += step) {
+    acc = std::fma(read<float>(a + k * 4), float_weight<L>(panel, k, c), acc);
+  }
+  return acc;
+}
+
+// Rule 1.
+template <Layout L>
+float float_sum(const std::byte* a, const std::byte* panel, size_t c, size_t begin, size_t end) {
+  if constexpr (L != Layout::kBF16) return chain<L>(a, panel, c, begin, end, 1, 0);
+  float acc = 0;
+  for (size_t k = begin; k < end; k += kGroup) {
+    const float even = chain<L>(a, panel, c, k, k + kGroup, 2, 0);
+    const float odd = chain<L>(a, panel, c, k + 1, k + kGroup, 2, 0);
+    acc = acc + (even + odd);
+  }
+  return acc;
+}
+
 template <Layout L>
 void float_tile(const TileArgs& t) {
   for (size_t r = 0; r < static_cast<size_t>(t.rows); r++) {
-    const std::byte* a = t.a + r * t.a_pitch;
     for (size_t c = 0; c < 64; c++) {
-      float acc = 0;
-      for (auto i = static_cast<size_t>(t.begin); i < static_cast<size_t>(t.end); i++) {
-        const size_t k = L == Layout::kF32 ? i : i ^ 1;
-        acc = std::fma(read<float>(a + k * 4), float_weight<L>(t.panel, k, c), acc);
-      }
-      t.sums[r * 64 + c] = acc;
+      t.sums[r * 64 + c] =
+          float_sum<L>(t.a + r * t.a_pitch, t.panel, c, static_cast<size_t>(t.begin), static_cast<size_t>(t.end));
     }
   }
 }
@@ -151,8 +167,8 @@ void quantise_row(const float* x, int k, std::byte* q, std::byte* meta, size_t s
   }
 }
 
-void round_row_bf16(const float* x, int k, std::byte* out) {
-  for (int i = 0; i < k + k % 2; i++) {
+void round_row(const float* x, int k, std::byte* out) {
+  for (int i = 0; i < k || i % kGroup != 0; i++) {
     const float value = i < k ? bf16_to_float(float_to_bf16(x[i])) : 0.F;
     std::memcpy(out + i * 4, &value, 4);
   }
@@ -165,8 +181,8 @@ constexpr GemmKernels kKernels = {
              integer_tile<Layout::kInt8Min>, integer_tile<Layout::kInt8Super>, integer_tile<Layout::kInt8Sub>},
     .finish = finish,
     .quantise_row = quantise_row,
-    .round_row_bf16 = round_row_bf16,
-    .narrow_bf16 = false,
+    .round_row = round_row,
+    .round_row_bf16 = round_row,
 };
 
 }  // namespace
