@@ -115,14 +115,16 @@ class WideProduct {
     for (int p = part.panel_begin; p < part.panel_end; p++) {
       for (int t = part.tile_begin; t < part.tile_end; t += kWideTiles) {
         const int end = std::min(t + kWideTiles, part.tile_end);
-        run(p, t, end, end == part.tile_end && p + 1 < part.panel_end);
+        // A single tile waits for memory anyway.
+        const bool next = end == part.tile_end && part.tile_end - part.tile_begin > 1 && p + 1 < part.panel_end;
+        run(p, t, end, next);
       }
     }
     if (rows_ != 0) kernels_.leave();
   }
 
  private:
-  // Tiles [begin, end) of a panel; `next` says that the panel behind it is this thread's too.
+  // Tiles [begin, end) of a panel; `next` says that the panel behind it should be fetched meanwhile.
   void run(int panel, int begin, int end, bool next) {
     constexpr int kMostColumns = 64;
     alignas(64) float all_sums[kWideTiles * kMaxSlices * kWideRows * kMostColumns];
@@ -133,11 +135,15 @@ class WideProduct {
       const size_t last = std::min(first + kernels_.groups, groups_);
       if (unpack != nullptr) unpack({x_.w.panel(panel), first, last, unpacked});
       for (int t = begin; t < end; t++) {
+        // To set up for another number of rows takes long, so a short tile that needs no unpacking waits for all
+        // groups.
+        const bool waits = unpack == nullptr && x_.rows(t) < kWideRows;
+        if (waits && last < groups_) continue;
         if (last == groups_) fetch_output(x_, panel, t);
         enter(x_.rows(t));
         kernels_.tile[layout_]({
             .rows = rows_,
-            .first = first,
+            .first = waits ? 0 : first,
             .last = last,
             .slice = groups_ / static_cast<size_t>(x_.w.slices()),
             .a = x_.a.tile(t),

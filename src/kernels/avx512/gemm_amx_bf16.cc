@@ -14,10 +14,9 @@ namespace quire::kernels {
 namespace avx512 {
 namespace {
 
-constexpr size_t kRowBytes = kGroup * 2;    // of activations in a block
-constexpr int kPairBytes = kColumns * 4;    // of weights: two inputs of all columns
-constexpr int kSumBytes = kColumns * 4;     // of a row of sums
-constexpr size_t kAhead = 2 * kBlockBytes;  // of memory is fetched for few rows
+constexpr size_t kRowBytes = kGroup * 2;  // of activations in a block
+constexpr int kPairBytes = kColumns * 4;  // of weights: two inputs of all columns
+constexpr int kSumBytes = kColumns * 4;   // of a row of sums
 
 constexpr std::array<TileConfig, kWideRows + 1> kConfigs = [] {
   std::array<TileConfig, kWideRows + 1> configs;
@@ -56,7 +55,7 @@ void clear_sums() {
 }
 
 inline void fetch(const std::byte* block) {
-  for (size_t i = 0; i < kBlockBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(block) + i, _MM_HINT_T0);
+  for (size_t i = 0; i < kBlockBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(block) + i, _MM_HINT_T1);
 }
 
 // Tile numbers are part of an instruction, so even and odd blocks, in turn, are two.
@@ -127,7 +126,7 @@ void round_row(const float* x, int k, std::byte* out, size_t step) {
 const WideKernels& wide_kernels_amx_bf16() {
   static const WideKernels kernels = [] {
     WideKernels k{};
-    k.least_rows = 1;
+    k.least_rows = 4;
     k.groups = 8;  // 32 KB of weights
     k.enter = avx512::enter;
     k.leave = avx512::leave;
