@@ -119,7 +119,7 @@ struct KeptState {
 };
 
 struct AttentionWorkspace::State {
-  std::vector<std::byte> q;          // [rows][q_heads][head_dim] encoded
+  std::vector<std::byte> q;          // [rows][q_heads] encoded
   std::vector<SoftmaxState> states;  // [rows][q_heads]
   struct Worker {
     std::vector<KeptState> kept;
@@ -167,7 +167,7 @@ class AttentionRun {
  private:
   void reserve() {
     const auto rows = static_cast<size_t>(plan_.rows);
-    if (cache_.encode != nullptr) work_.q.resize(std::max(work_.q.size(), rows * q_heads_ * head_dim_ * 2));
+    if (cache_.encode != nullptr) work_.q.resize(std::max(work_.q.size(), rows * q_heads_ * encoded_bytes()));
     work_.states.resize(std::max(work_.states.size(), rows * q_heads_));
     work_.workers.resize(std::max(work_.workers.size(), plan_.part_end.size()));
     for (size_t w = 0; w < plan_.part_end.size(); w++) {
@@ -197,8 +197,9 @@ class AttentionRun {
     return rows_.q + static_cast<size_t>(row) * rows_.q_stride + q_head * head_dim_;
   }
   size_t encoded_at(int row, size_t q_head) const {
-    return (static_cast<size_t>(row) * q_heads_ + q_head) * head_dim_ * 2;
+    return (static_cast<size_t>(row) * q_heads_ + q_head) * encoded_bytes();
   }
+  size_t encoded_bytes() const { return (head_dim_ + kRule1Block - 1) / kRule1Block * kRule1Block * sizeof(float); }
   float* out_row(int row, int q_head) const {
     return rows_.out + static_cast<size_t>(row) * rows_.out_stride + static_cast<size_t>(q_head) * head_dim_;
   }
@@ -291,7 +292,7 @@ class AttentionRun {
     const AttentionBlock& block = plan_.blocks[static_cast<size_t>(step.block)];
     Worker& worker = work_.workers[static_cast<size_t>(w)];
     const int rows = list_rows(worker, block, head, step.chunk);
-    const int tiles = (rows + kAttentionTileRows - 1) / kAttentionTileRows;
+    const int tiles = (rows + cache_.tile_rows - 1) / cache_.tile_rows;
     for (int t = 0; t < tiles; t++) {
       const int begin = rows * t / tiles, end = rows * (t + 1) / tiles;
       compute_tile(w, {worker.rows.data() + begin, static_cast<size_t>(end - begin)}, head, step_index,

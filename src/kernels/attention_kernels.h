@@ -14,7 +14,8 @@ inline constexpr int kKeyRun = 16;         // keys that are scored together, or 
 inline constexpr int kChunkRuns = kSoftmaxChunk / kKeyRun;
 inline constexpr int kValueBlock = 64;  // dimensions of V that lie together
 inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kAttentionTileRows = 6;
+inline constexpr int kRule1Block = 32;  // bf16 numbers that are summed up together
+inline constexpr int kAttentionTileRows = 16;  // the most
 
 // Sixteen consecutive keys of a chunk and where they lie. The V row of the run's first token in dimension block b,
 // which is w dimensions wide, starts at v + b * v_block_stride + v_place / numbers in a word * w words.
@@ -80,8 +81,9 @@ struct WriteArgs {
 struct CacheKernels {
   void (*chunk)(const ChunkArgs& args);
   void (*write)(const WriteArgs& args);
-  // Makes a query row as QueryRow wants it. Null: fp32 as it is.
+  // Makes a query row as QueryRow wants it, at most 4 bytes for each number of n rounded up to 32. Null: fp32 as it is.
   void (*encode)(const float* x, int n, void* out);
+  int tile_rows;  // that chunk() does best together
 };
 
 struct AttentionKernels {

@@ -10,7 +10,7 @@ namespace quire::kernels {
 namespace {
 
 // Rows of a block: so many that a chunk of K and V, once in the second-level cache, serves several tiles.
-constexpr int kBlockRows = 8 * kAttentionTileRows;
+constexpr int kBlockRows = 3 * kAttentionTileRows;
 // Sequences with more rows than this per kv head use a chunk well enough alone.
 constexpr int kMaxSharedRows = kBlockRows / 2;
 // What bringing a run of keys from memory costs, in rows of arithmetic on it.

@@ -6,20 +6,24 @@
 namespace quire::kernels {
 namespace {
 
-using Bf16 = Tile<Bf16Words, 6, 2>;
+using Bf16 = Tile<Bf16Words, 6, 4>;
 using F32 = Tile<F32Words, 6, 4>;
-using I8 = Tile<I8Words, 6, 2>;
+using I8 = Tile<I8Words, 6, 4>;
 
-constexpr AttentionKernels kernels(void (*bf16_chunk)(const ChunkArgs&), void (*i8_chunk)(const ChunkArgs&)) {
-  return {.bf16 = {bf16_chunk, write_tokens<Bf16>, encode_row<Bf16>},
-          .f32 = {chunk<F32>, write_tokens<F32>, nullptr},
-          .i8 = {i8_chunk, write_tokens<I8>, encode_row<I8>},
-          .merge = merge_states,
-          .finish = finish_row};
-}
+constexpr CacheKernels kF32 = {chunk<F32>, write_tokens<F32>, nullptr, F32::kRows};
 
-constexpr AttentionKernels kFma = kernels(chunk<Bf16>, chunk<I8>);
-constexpr AttentionKernels kNative = kernels(attention_chunk_avx512_bf16, attention_chunk_i8_avx512_bf16);
+constexpr AttentionKernels kFma = {.bf16 = {chunk<Bf16>, write_tokens<Bf16>, encode_row<Bf16>, Bf16::kRows},
+                                   .f32 = kF32,
+                                   .i8 = {chunk<I8>, write_tokens<I8>, encode_row<I8>, I8::kRows},
+                                   .merge = merge_states,
+                                   .finish = finish_row};
+
+constexpr AttentionKernels kNative = {
+    .bf16 = {attention_chunk_avx512_bf16, write_tokens<Bf16>, attention_encode_avx512_bf16, Bf16::kRows},
+    .f32 = kF32,
+    .i8 = {attention_chunk_i8_avx512_bf16, write_tokens<I8>, attention_encode_avx512_bf16, I8::kRows},
+    .merge = merge_states,
+    .finish = finish_row};
 
 }  // namespace
 

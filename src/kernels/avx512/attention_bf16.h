@@ -6,6 +6,7 @@
 namespace quire::kernels {
 
 void attention_chunk_avx512_bf16(const ChunkArgs& args);
+void attention_encode_avx512_bf16(const float* x, int n, void* out);
 void attention_chunk_i8_avx512_bf16(const ChunkArgs& args);
 
 }  // namespace quire::kernels

@@ -1,9 +1,9 @@
 // The kernels of attention_kernels.h for any sixteen lanes, all but writing (attention_write_body.h): include after a
 // math_lanes.h.
 //
-// `T` says how words multiply: what a word holds (kPerWord numbers), how words and broadcast words are loaded, the dot
-// product's step, and the tile that fits the registers. Scores are lanes of keys, outputs lanes of dimensions, so no
-// kernel sums across lanes but the softmax.
+// `T` says how words multiply: what a word holds (kPerWord numbers), in which chains and blocks numbers are summed up
+// (numerics rule 1), how the words of a chain and their factors, numbers of q or p, are loaded, and the tile that fits
+// the registers. Scores are lanes of keys, outputs lanes of dimensions, so no kernel sums across lanes but the softmax.
 #pragma once
 
 #include "kernels/attention_kernels.h"
@@ -12,24 +12,38 @@
 namespace quire::kernels {
 namespace {
 
-// fp32: acc = fma(word, broadcast, acc).
+inline int least(int a, int b) { return a < b ? a : b; }
+
+// fp32: one chain, acc = fma(word, factor, acc).
 struct F32Words {
   static constexpr int kPerWord = 1;
-  static constexpr bool kScaled = false;  // whether rows of the cache have scales
-  using Element = uint32_t;               // a number of q and p
-  using Stored = uint32_t;                // a number of the cache
+  static constexpr int kChains = 1;
+  static constexpr int kStepWords = 1;         // that one step of a chain takes
+  static constexpr int kBlock = kSoftmaxChunk;  // numbers that a chain goes over before it is added
+  static constexpr bool kScaled = false;        // whether rows of the cache have scales
+  using Element = float;                        // a number of q and p
+  using Stored = float;                         // a number of the cache
   using Word = uint32_t;
   using Words = Lanes;
-  using Broadcast = Lanes;
-  static Words load(const std::byte* p) { return Lanes::load(reinterpret_cast<const float*>(p)); }
-  static Words load_part(const std::byte* p, int n) { return Lanes::load_part(reinterpret_cast<const float*>(p), n); }
-  static Broadcast broadcast(const std::byte* p) {
-    float x;
-    __builtin_memcpy(&x, p, sizeof x);
-    return Lanes::set(x);
+  using Factor = Lanes;
+  // Sixteen neighbours' words of a chain; `stride` bytes further are those of their next word. Or the first n.
+  template <int Chain>
+  static Words load(const std::byte* p, size_t) {
+    return Lanes::load(reinterpret_cast<const float*>(p));
   }
-  static Lanes dot(Lanes acc, Words w, Broadcast b) { return fma(w, b, acc); }
-  static void encode16(Lanes x, Element* out) { bits_of(x).store(out); }
+  template <int Chain>
+  static Words load_part(const std::byte* p, size_t, int n) {
+    return Lanes::load_part(reinterpret_cast<const float*>(p), n);
+  }
+  // The factor of a chain's words at `word` of the block that starts at x.
+  template <int Chain>
+  static Factor factor(const Element* x, int word) {
+    return Lanes::set(x[word]);
+  }
+  static Lanes dot(Lanes acc, Words w, Factor f) { return fma(w, f, acc); }
+  // Sixteen numbers of q or p, from number i of the row on, which starts at `row`.
+  static void encode16(Lanes x, Element* row, int i) { x.store(row + i); }
+  static void store16(Lanes x, Stored* out) { x.store(out); }
 };
 
 // To nearest even, in the lower half of each lane; a NaN stays a quiet NaN.
@@ -41,45 +55,57 @@ inline LaneInts rounded_bf16(Lanes x) {
   return select(greater_equal(x, x), rounded, nan);
 }
 
-// bf16 by two FMAs, the odd number first: what vdpbf16ps computes.
+// bf16 by FMAs: in blocks of 32 numbers one chain of the even and one of the odd. Factors are rounded, and fp32 again.
 struct Bf16Words {
   static constexpr int kPerWord = 2;
+  static constexpr int kChains = 2;
+  static constexpr int kStepWords = 1;
+  static constexpr int kBlock = kRule1Block;
   static constexpr bool kScaled = false;
-  using Element = uint16_t;
+  using Element = float;
   using Stored = uint16_t;
   using Word = uint32_t;
-  struct Words {
-    Lanes even, odd;
-  };
-  using Broadcast = Words;
+  using Words = Lanes;
+  using Factor = Lanes;
+  template <int Chain>
   static Words widen(LaneInts w) {
-    return {from_bits(shift_left<16>(w)), from_bits(bit_and(w, LaneInts::set(static_cast<int32_t>(0xffff0000U))))};
+    return from_bits(Chain == 0 ? shift_left<16>(w) : bit_and(w, LaneInts::set(static_cast<int32_t>(0xffff0000U))));
   }
-  static Words load(const std::byte* p) { return widen(LaneInts::load(p)); }
-  static Words load_part(const std::byte* p, int n) { return widen(LaneInts::load_part(p, n)); }
-  static Broadcast broadcast(const std::byte* p) {
-    int32_t word;
-    __builtin_memcpy(&word, p, sizeof word);
-    return widen(LaneInts::set(word));
+  template <int Chain>
+  static Words load(const std::byte* p, size_t) {
+    return widen<Chain>(LaneInts::load(p));
   }
-  static Lanes dot(Lanes acc, const Words& w, const Broadcast& b) {
-    return fma(w.even, b.even, fma(w.odd, b.odd, acc));
+  template <int Chain>
+  static Words load_part(const std::byte* p, size_t, int n) {
+    return widen<Chain>(LaneInts::load_part(p, n));
   }
-  static void encode16(Lanes x, Element* out) { rounded_bf16(x).store_low_halves(out); }
+  template <int Chain>
+  static Factor factor(const Element* x, int word) {
+    return Lanes::set(x[2 * word + Chain]);
+  }
+  static Lanes dot(Lanes acc, Words w, Factor f) { return fma(w, f, acc); }
+  static void encode16(Lanes x, Element* row, int i) { from_bits(shift_left<16>(rounded_bf16(x))).store(row + i); }
+  static void store16(Lanes x, Stored* out) { rounded_bf16(x).store_low_halves(out); }
 };
-
-// int8 pairs, sign-extended to lanes, as the pairs of fp32 numbers that their bf16 numbers are.
-inline Bf16Words::Words widen_bytes(LaneInts w) {
-  return {to_floats(shift_right_signed<24>(shift_left<24>(w))), to_floats(shift_right_signed<8>(w))};
-}
 
 // int8 numbers times bf16 q and p, as bf16 numbers; scales come in between (numerics rule 13).
 struct I8Words : Bf16Words {
   static constexpr bool kScaled = true;
   using Stored = int8_t;
   using Word = uint16_t;
-  static Words load(const std::byte* p) { return widen_bytes(LaneInts::load_halves(p)); }
-  static Words load_part(const std::byte* p, int n) { return widen_bytes(LaneInts::load_halves_part(p, n)); }
+  // Pairs of numbers, sign-extended to lanes.
+  template <int Chain>
+  static Words widen(LaneInts w) {
+    return to_floats(Chain == 0 ? shift_right_signed<24>(shift_left<24>(w)) : shift_right_signed<8>(w));
+  }
+  template <int Chain>
+  static Words load(const std::byte* p, size_t) {
+    return widen<Chain>(LaneInts::load_halves(p));
+  }
+  template <int Chain>
+  static Words load_part(const std::byte* p, size_t, int n) {
+    return widen<Chain>(LaneInts::load_halves_part(p, n));
+  }
 };
 
 // A tile of Rows query rows times Columns vectors of keys (scores) or dimensions (values).
@@ -89,7 +115,6 @@ struct Tile : Words {
   static constexpr int kColumns = Columns;
 };
 
-inline int least(int a, int b) { return a < b ? a : b; }
 inline int block_width(int head_dim, int block) { return least(kValueBlock, head_dim - block * kValueBlock); }
 
 // Sixteen words of the cache.
@@ -103,56 +128,102 @@ inline const std::byte* value_rows(const KeyRun& run, int block, int width) {
          static_cast<size_t>(run.v_place / T::kPerWord) * static_cast<size_t>(width) * sizeof(typename T::Word);
 }
 
+// Sums of a tile in registers, and the same in memory.
+template <int MR, int NR>
+struct Sums {
+  Lanes of[MR][NR];
+
+  static Sums zero() {
+    Sums s;
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+      for (int j = 0; j < NR; j++) s.of[r][j] = Lanes::set(0);
+    return s;
+  }
+};
+
+// acc + (even + odd), or of one chain itself. Sums of blocks before lie in `to`; row r's vector j is to(r, j).
+template <class T, int MR, int NR, class To>
+__attribute__((always_inline)) inline void add_block(const float* even, const Sums<MR, NR>& odd, bool first, To to) {
+#pragma GCC unroll 8
+  for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; j++) {
+      float* sum = to(r, j);
+      Lanes x = odd.of[r][j];
+      if constexpr (T::kChains == 2) {
+        x = add(Lanes::load(even + (r * NR + j) * Lanes::kCount), x);
+        x = add(first ? Lanes::set(0) : Lanes::load(sum), x);
+      }
+      x.store(sum);
+    }
+}
+
 // ---------------------------------------------------------------- scores
 
-// s[r][16 * run index] = q_r . k for NR runs from `first`. Fetching goes to the second-level cache: a chunk of V alone
-// would fill the first.
+// One chain over a block's words of q and K. Fetching goes to the second-level cache: a chunk of V alone would fill the
+// first.
+template <class T, int Chain, bool Ahead, int MR, int NR>
+__attribute__((always_inline)) inline void score_chain(Sums<MR, NR>& acc, const typename T::Element* const (&q)[MR],
+                                                       const std::byte* const (&k)[NR], size_t stride, int words,
+                                                       const std::byte* const (&v)[NR]) {
+  size_t at = 0;
+#pragma GCC unroll 1
+  for (int d = 0; d < words; d += T::kStepWords) {
+    typename T::Words key[NR];
+#pragma GCC unroll 4
+    for (int j = 0; j < NR; j++) {
+      key[j] = T::template load<Chain>(k[j] + at, stride);
+      if constexpr (Ahead && Chain == 0) {
+#pragma GCC unroll 2
+        for (int i = 0; i < T::kStepWords; i++)
+          __builtin_prefetch(v[j] + static_cast<size_t>(d + i) * kVectorBytes<T>, 0, 2);
+      }
+    }
+    at += stride * T::kStepWords;
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++) {
+      const typename T::Factor f = T::template factor<Chain>(q[r], d);
+#pragma GCC unroll 4
+      for (int j = 0; j < NR; j++) acc.of[r][j] = T::dot(acc.of[r][j], key[j], f);
+    }
+  }
+}
+
+// s[r][16 * run index] = q_r . k for NR runs from `first`.
 template <class T, int MR, int NR, bool Ahead>
 __attribute__((noinline)) void scores(const ChunkArgs& a, int row, int first, float (*s)[kSoftmaxChunk]) {
   const KeyRun* runs = a.runs->run + first;
   const size_t stride = a.runs->k_stride;
-  const std::byte* q[MR];
-  const std::byte* k[NR];
-  Lanes acc[MR][NR];
+  alignas(64) float even[MR * NR * Lanes::kCount];
+  for (int begin = 0; begin < a.head_dim; begin += T::kBlock) {
+    const int words = least(T::kBlock, a.head_dim - begin) / T::kPerWord;
+    const typename T::Element* q[MR];
+    const std::byte *k[NR], *v[NR] = {};
 #pragma GCC unroll 8
-  for (int r = 0; r < MR; r++) q[r] = static_cast<const std::byte*>(a.row[row + r].q);
+    for (int r = 0; r < MR; r++) q[r] = static_cast<const typename T::Element*>(a.row[row + r].q) + begin;
 #pragma GCC unroll 4
-  for (int j = 0; j < NR; j++) k[j] = runs[j].k;
-#pragma GCC unroll 8
-  for (int r = 0; r < MR; r++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NR; j++) acc[r][j] = Lanes::set(0);
-
-  for (int block = 0; block * kValueBlock < a.head_dim; block++) {
-    const int width = block_width(a.head_dim, block);
-    const std::byte* v[NR];
-    if constexpr (Ahead) {
-#pragma GCC unroll 4
-      for (int j = 0; j < NR; j++) v[j] = value_rows<T>(runs[j], block, width);
-    }
-    const int steps = width / T::kPerWord;
-#pragma GCC unroll 1
-    for (int d = 0; d < steps; d++) {
-      typename T::Words key[NR];
-#pragma GCC unroll 4
-      for (int j = 0; j < NR; j++) {
-        key[j] = T::load(k[j]);
-        k[j] += stride;
-        if constexpr (Ahead) __builtin_prefetch(v[j] + static_cast<size_t>(d) * kVectorBytes<T>, 0, 2);
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < MR; r++) {
-        const typename T::Broadcast b = T::broadcast(q[r]);
-        q[r] += 4;
-#pragma GCC unroll 4
-        for (int j = 0; j < NR; j++) acc[r][j] = T::dot(acc[r][j], key[j], b);
+    for (int j = 0; j < NR; j++) {
+      k[j] = runs[j].k + static_cast<size_t>(begin / T::kPerWord) * stride;
+      if constexpr (Ahead) {
+        const int block = begin / kValueBlock;
+        v[j] = value_rows<T>(runs[j], block, block_width(a.head_dim, block)) +
+               static_cast<size_t>(begin % kValueBlock / T::kPerWord) * kVectorBytes<T>;
       }
     }
+    auto acc = Sums<MR, NR>::zero();
+    score_chain<T, 0, Ahead>(acc, q, k, stride, words, v);
+    if constexpr (T::kChains == 2) {
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < NR; j++) acc.of[r][j].store(even + (r * NR + j) * Lanes::kCount);
+      acc = Sums<MR, NR>::zero();
+      score_chain<T, 1, Ahead>(acc, q, k, stride, words, v);
+    }
+    add_block<T>(even, acc, begin == 0, [&](int r, int j) { return s[row + r] + runs[j].index * kKeyRun; });
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < MR; r++)
-#pragma GCC unroll 4
-    for (int j = 0; j < NR; j++) acc[r][j].store(s[row + r] + runs[j].index * kKeyRun);
 }
 
 template <class T, int MR, bool Ahead>
@@ -216,9 +287,9 @@ inline SoftmaxState softmax(const ChunkArgs& a, const QueryRow& row, float* s, t
     const Lanes e = exp2_bounded(sub(Lanes::load(s + base), Lanes::set(m)));
     sum = add(sum, e);
     if constexpr (T::kScaled) {
-      T::encode16(masked(row, base, mul(e, Lanes::load(a.runs->run[i].v_scales)), 0), p + base);
+      T::encode16(masked(row, base, mul(e, Lanes::load(a.runs->run[i].v_scales)), 0), p, base);
     } else {
-      T::encode16(e, p + base);
+      T::encode16(e, p, base);
     }
   }
   return {m, tree_sum(sum)};
@@ -226,59 +297,91 @@ inline SoftmaxState softmax(const ChunkArgs& a, const QueryRow& row, float* s, t
 
 // ---------------------------------------------------------------- values
 
+// What a pass over some vectors of dimensions reads: from dimension first_dim of a block on, `last` words in the last
+// vector unless that is whole.
+struct ValueColumns {
+  int block;
+  int first_dim;
+  int width;  // of the block
+  int last;
+};
+
+// One chain over a run's words of p and V.
+template <class T, int Chain, bool Whole, bool Ahead, int MR, int NV>
+__attribute__((always_inline)) inline void value_chain(Sums<MR, NV>& acc, const ChunkArgs& a,
+                                                       const typename T::Element (*p)[kSoftmaxChunk],
+                                                       const KeyRun* runs, int i, const ValueColumns& c) {
+  const size_t pitch = static_cast<size_t>(c.width) * sizeof(typename T::Word);
+  const std::byte* v =
+      value_rows<T>(runs[i], c.block, c.width) + static_cast<size_t>(c.first_dim) * sizeof(typename T::Word);
+  const int key = runs[i].index * kKeyRun;
+  const int block = key / T::kBlock * T::kBlock;
+  const std::byte* ahead = v;
+  size_t ahead_stride = 0;
+  if constexpr (Ahead && Chain == 0) {
+    if (i < a.next->count) {
+      ahead_stride = a.next->k_stride;
+      ahead = a.next->run[i].k +
+              static_cast<size_t>(c.block * (kValueBlock / T::kPerWord) + c.first_dim / T::kPerWord) * ahead_stride;
+    }
+  }
+#pragma GCC unroll 1
+  for (int t = 0; t < kKeyRun / T::kPerWord; t += T::kStepWords) {
+    typename T::Words value[NV];
+#pragma GCC unroll 4
+    for (int j = 0; j < NV; j++) {
+      const std::byte* at = v + static_cast<size_t>(j) * kVectorBytes<T>;
+      value[j] = Whole || j + 1 < NV ? T::template load<Chain>(at, pitch) : T::template load_part<Chain>(at, pitch, c.last);
+      if constexpr (Ahead && Chain == 0) {
+#pragma GCC unroll 2
+        for (int n = 0; n < T::kStepWords; n++) {
+          __builtin_prefetch(ahead, 0, 2);
+          ahead += ahead_stride;
+        }
+      }
+    }
+    v += pitch * T::kStepWords;
+    const int word = (key - block) / T::kPerWord + t;
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++) {
+      const typename T::Factor f = T::template factor<Chain>(p[r] + block, word);
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; j++) acc.of[r][j] = T::dot(acc.of[r][j], value[j], f);
+    }
+  }
+}
+
 // o[r][64 dimensions] = sum of p * V over the runs, keys ascending. NV vectors; unless Whole the last may be short.
 template <class T, int MR, int NV, bool Whole, bool Ahead>
 __attribute__((noinline)) void values(const ChunkArgs& a, int row, const typename T::Element (*p)[kSoftmaxChunk],
                                       const KeyRun* runs, int block, int first_dim) {
   const int width = block_width(a.head_dim, block);
-  const int last = width - first_dim - (NV - 1) * Lanes::kCount;  // words of the last vector
-  const size_t pitch = static_cast<size_t>(width) * sizeof(typename T::Word);
-  Lanes acc[MR][NV];
+  const ValueColumns c = {block, first_dim, width, width - first_dim - (NV - 1) * Lanes::kCount};
+  const auto out = [&](int r, int j) {
+    return a.o + (row + r) * kMaxHeadDim + block * kValueBlock + first_dim + j * Lanes::kCount;
+  };
+  alignas(64) float even[MR * NV * Lanes::kCount];
+  const int count = a.runs->count;
+  for (int i = 0, end = 0; i < count; i = end) {
+    end = i + 1;
+    while (end < count && runs[end].index * kKeyRun / T::kBlock == runs[i].index * kKeyRun / T::kBlock) end++;
+    auto acc = Sums<MR, NV>::zero();
+    for (int n = i; n < end; n++) value_chain<T, 0, Whole, Ahead>(acc, a, p + row, runs, n, c);
+    if constexpr (T::kChains == 2) {
 #pragma GCC unroll 8
-  for (int r = 0; r < MR; r++)
+      for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
-    for (int j = 0; j < NV; j++) acc[r][j] = Lanes::set(0);
-  for (int i = 0; i < a.runs->count; i++) {
-    const std::byte* v =
-        value_rows<T>(runs[i], block, width) + static_cast<size_t>(first_dim) * sizeof(typename T::Word);
-    const std::byte* weight = reinterpret_cast<const std::byte*>(p[row] + runs[i].index * kKeyRun);
-    const std::byte* ahead = v;
-    size_t ahead_stride = 0;
-    if constexpr (Ahead) {
-      if (i < a.next->count) {
-        ahead_stride = a.next->k_stride;
-        ahead = a.next->run[i].k + static_cast<size_t>(block * (kValueBlock / T::kPerWord)) * ahead_stride;
-      }
+        for (int j = 0; j < NV; j++) acc.of[r][j].store(even + (r * NV + j) * Lanes::kCount);
+      acc = Sums<MR, NV>::zero();
+      for (int n = i; n < end; n++) value_chain<T, 1, Whole, Ahead>(acc, a, p + row, runs, n, c);
     }
-#pragma GCC unroll 1
-    for (int t = 0; t < kKeyRun / T::kPerWord; t++) {
-      typename T::Words value[NV];
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; j++) {
-        const std::byte* at = v + static_cast<size_t>(j) * kVectorBytes<T>;
-        value[j] = Whole || j + 1 < NV ? T::load(at) : T::load_part(at, last);
-        if constexpr (Ahead) {
-          __builtin_prefetch(ahead, 0, 2);
-          ahead += ahead_stride;
-        }
-      }
-      v += pitch;
-#pragma GCC unroll 8
-      for (int r = 0; r < MR; r++) {
-        const typename T::Broadcast b = T::broadcast(weight + static_cast<size_t>(r) * sizeof p[0]);
-#pragma GCC unroll 4
-        for (int j = 0; j < NV; j++) acc[r][j] = T::dot(acc[r][j], value[j], b);
-      }
-      weight += 4;
-    }
+    add_block<T>(even, acc, i == 0, out);
   }
   // + 0.0: the sign of zero must not tell a masked key from an absent one.
 #pragma GCC unroll 8
   for (int r = 0; r < MR; r++)
 #pragma GCC unroll 4
-    for (int j = 0; j < NV; j++)
-      add(acc[r][j], Lanes::set(0))
-          .store(a.o + (row + r) * kMaxHeadDim + block * kValueBlock + first_dim + j * Lanes::kCount);
+    for (int j = 0; j < NV; j++) add(Lanes::load(out(r, j)), Lanes::set(0)).store(out(r, j));
 }
 
 template <class T, int MR, bool Ahead>

@@ -7,15 +7,22 @@
 namespace quire::kernels {
 namespace {
 
+// A row of q as the kernels want it; whole vectors are written.
 template <class T>
 void encode_row(const float* x, int n, void* out) {
-  auto* to = static_cast<typename T::Element*>(out);
+  auto* row = static_cast<typename T::Element*>(out);
+  for (int i = 0; i < n; i += Lanes::kCount) T::encode16(Lanes::load_part(x + i, least(Lanes::kCount, n - i)), row, i);
+}
+
+// n numbers as the cache stores them.
+template <class T>
+void store_numbers(const float* x, int n, typename T::Stored* out) {
   int i = 0;
-  for (; i + Lanes::kCount <= n; i += Lanes::kCount) T::encode16(Lanes::load(x + i), to + i);
+  for (; i + Lanes::kCount <= n; i += Lanes::kCount) T::store16(Lanes::load(x + i), out + i);
   if (i < n) {
-    typename T::Element rest[Lanes::kCount];
-    T::encode16(Lanes::load_part(x + i, n - i), rest);
-    __builtin_memcpy(to + i, rest, static_cast<size_t>(n - i) * sizeof rest[0]);
+    typename T::Stored rest[Lanes::kCount];
+    T::store16(Lanes::load_part(x + i, n - i), rest);
+    __builtin_memcpy(out + i, rest, static_cast<size_t>(n - i) * sizeof rest[0]);
   }
 }
 
@@ -59,7 +66,7 @@ inline float store_row(const float* x, int n, typename T::Stored* out) {
   if constexpr (T::kScaled) {
     return quantise_row(x, n, out);
   } else {
-    encode_row<T>(x, n, out);
+    store_numbers<T>(x, n, out);
     return 1;
   }
 }
