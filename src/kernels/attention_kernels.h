@@ -102,5 +102,6 @@ const AttentionKernels& attention_kernels_scalar();
 const AttentionKernels& attention_kernels_avx2();
 const AttentionKernels& attention_kernels_avx512();
 const AttentionKernels& attention_kernels_avx512_bf16();
+const AttentionKernels& attention_kernels_avx512_amx();
 
 }  // namespace quire::kernels

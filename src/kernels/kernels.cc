@@ -29,7 +29,9 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .gemm = native ? &gemm_kernels_avx512_bf16() : &gemm_kernels_avx512(),
         .wide_int8 = cpu.amx_int8 ? &wide_kernels_amx() : nullptr,
         .wide_bf16 = cpu.amx_bf16 ? &wide_kernels_amx_bf16() : nullptr,
-        .attention = native ? &attention_kernels_avx512_bf16() : &attention_kernels_avx512(),
+        .attention = cpu.amx_bf16 && cpu.avx512_bf16 ? &attention_kernels_avx512_amx()
+                     : native                        ? &attention_kernels_avx512_bf16()
+                                                     : &attention_kernels_avx512(),
         .rows = &row_kernels_avx512(),
         .scan = &scan_kernels_avx512(),
     };

@@ -1,3 +1,4 @@
+#include "kernels/avx512/attention_amx_bf16.h"
 #include "kernels/avx512/attention_bf16.h"
 #include "kernels/avx512/math_lanes.h"
 #include "kernels/shared/attention_body.h"
@@ -25,9 +26,25 @@ constexpr AttentionKernels kNative = {
     .merge = merge_states,
     .finish = finish_row};
 
+// Tiles need to be set up, which fewer rows do not pay for.
+constexpr int kLeastTileRows = 4;
+
+void chunk_by_rows(const ChunkArgs& a) {
+  if (a.rows < kLeastTileRows) return chunk<Bf16>(a);
+  attention_chunk_amx_bf16(a);
+}
+
+constexpr AttentionKernels kTiles = {
+    .bf16 = {chunk_by_rows, write_tokens<Bf16>, encode_row<Bf16>, kAttentionTileRows},
+    .f32 = kF32,
+    .i8 = kFma.i8,
+    .merge = merge_states,
+    .finish = finish_row};
+
 }  // namespace
 
 const AttentionKernels& attention_kernels_avx512() { return kFma; }
 const AttentionKernels& attention_kernels_avx512_bf16() { return kNative; }
+const AttentionKernels& attention_kernels_avx512_amx() { return kTiles; }
 
 }  // namespace quire::kernels

@@ -442,7 +442,7 @@ struct VisibleValues {
 
   void find(const ChunkArgs& a) {
     const int count = a.runs->count;
-    __builtin_memcpy(run, a.runs->run, static_cast<size_t>(count) * sizeof(KeyRun));
+    for (int i = 0; i < count; i++) run[i] = a.runs->run[i];
     if (a.lo % kKeyRun != 0) copy_visible<T>(a, run[0], copy[0]);
     if (a.hi % kKeyRun != 0 && (count > 1 || a.lo % kKeyRun == 0)) copy_visible<T>(a, run[count - 1], copy[1]);
   }
@@ -450,11 +450,10 @@ struct VisibleValues {
 
 // ---------------------------------------------------------------- chunk
 
-template <class T, int MR, bool Ahead>
-void chunk_rows(const ChunkArgs& a, int row, const KeyRun* value_runs, float (*s)[kSoftmaxChunk],
-                typename T::Element (*p)[kSoftmaxChunk]) {
-  all_scores<T, MR, Ahead>(a, row, s);
-  for (int r = row; r < row + MR; r++) {
+template <class T>
+inline void softmax_rows(const ChunkArgs& a, int row, int rows, float (*s)[kSoftmaxChunk],
+                         typename T::Element (*p)[kSoftmaxChunk]) {
+  for (int r = row; r < row + rows; r++) {
     if (a.row[r].lo < a.row[r].hi) {
       a.state[r] = softmax<T>(a, a.row[r], s[r], p[r]);
     } else {  // sees nothing here, but other rows of the tile do
@@ -462,6 +461,13 @@ void chunk_rows(const ChunkArgs& a, int row, const KeyRun* value_runs, float (*s
       __builtin_memset(p[r], 0, sizeof p[r]);
     }
   }
+}
+
+template <class T, int MR, bool Ahead>
+void chunk_rows(const ChunkArgs& a, int row, const KeyRun* value_runs, float (*s)[kSoftmaxChunk],
+                typename T::Element (*p)[kSoftmaxChunk]) {
+  all_scores<T, MR, Ahead>(a, row, s);
+  softmax_rows<T>(a, row, MR, s, p);
   all_values<T, MR, Ahead>(a, row, p, value_runs);
 }
 
@@ -493,10 +499,9 @@ inline bool met_foreign_nan(const ChunkArgs& a, int r) {
   return false;
 }
 
-// The row's values once more, over the keys that it sees alone.
-template <class T>
-__attribute__((noinline)) void own_values(const ChunkArgs& a, int r, const typename T::Element (*p)[kSoftmaxChunk],
-                                          VisibleValues<T>& v) {
+// The row's values once more, over the keys that it sees alone: compute(args) takes them from v.
+template <class T, class Compute>
+__attribute__((noinline)) void own_values(const ChunkArgs& a, int r, VisibleValues<T>& v, Compute compute) {
   const QueryRow& row = a.row[r];
   const int first = row.lo / kKeyRun - a.lo / kKeyRun;
   KeyRuns runs = {.count = (row.hi - 1) / kKeyRun - row.lo / kKeyRun + 1, .k_stride = a.runs->k_stride, .run = {}};
@@ -505,8 +510,9 @@ __attribute__((noinline)) void own_values(const ChunkArgs& a, int r, const typen
   own.lo = row.lo;
   own.hi = row.hi;
   own.runs = &runs;
+  own.next = nullptr;
   v.find(own);
-  all_values<T, 1, false>(own, r, p, v.run);
+  compute(own);
 }
 
 template <class T>
@@ -525,7 +531,9 @@ void chunk(const ChunkArgs& a) {
   }
   if constexpr (!T::kScaled) {  // int8 is always finite
     for (int r = 0; r < a.rows; r++)
-      if (met_foreign_nan(a, r)) own_values<T>(a, r, p, v);
+      if (met_foreign_nan(a, r)) {
+        own_values(a, r, v, [&](const ChunkArgs& own) { all_values<T, 1, false>(own, r, p, v.run); });
+      }
   }
 }
 
