@@ -19,23 +19,44 @@ constexpr float kLog2e = 1.44269504088896340736F;
 
 float rounded(float x, DType dtype) { return dtype == DType::kF32 ? x : bf16_to_float(float_to_bf16(x)); }
 
-// Calls step(i) for 0 <= i < n in the order of rule 1: ascending; for bf16 in pairs, the odd one first.
-template <class Step>
-void in_order(int n, DType dtype, Step step) {
-  if (dtype == DType::kF32) {
-    for (int i = 0; i < n; i++) step(i);
-    return;
+constexpr int kBlock = 32;  // numbers, of rule 1
+
+// A sum by rule 1, of terms that come ascending by their index: for f32 one chain; for bf16 in blocks of 32 indices one
+// chain of the even and one of the odd ones, which are then added.
+class ChainSum {
+ public:
+  explicit ChainSum(DType dtype) : single_(dtype == DType::kF32) {}
+
+  void add(int index, float a, float b) {
+    if (single_) {
+      sum_ = std::fma(a, b, sum_);
+      return;
+    }
+    if (index / kBlock != block_) end_block();
+    block_ = index / kBlock;
+    chain_[index % 2] = std::fma(a, b, chain_[index % 2]);
   }
-  for (int i = 0; i < n; i += 2) {
-    if (i + 1 < n) step(i + 1);
-    step(i);
+  float sum() {
+    if (!single_) end_block();
+    return sum_;
   }
-}
+
+ private:
+  void end_block() {
+    sum_ = sum_ + (chain_[0] + chain_[1]);
+    chain_[0] = chain_[1] = 0;
+  }
+
+  bool single_;
+  int block_ = 0;
+  float sum_ = 0;
+  float chain_[2] = {0, 0};
+};
 
 float dot(const float* a, const float* b, int n, DType dtype) {
-  float acc = 0;
-  in_order(n, dtype, [&](int i) { acc = std::fma(a[i], b[i], acc); });
-  return acc;
+  ChainSum sum(dtype);
+  for (int i = 0; i < n; i++) sum.add(i, a[i], b[i]);
+  return sum.sum();
 }
 
 // The running softmax of one row and head: the sum of what came so far, relative to its maximum (rule 6).
@@ -101,13 +122,11 @@ class Row {
   void absorb(const float* q) {
     for (int h = 0; h < shape_.heads; h++, q += shape_.query_dim()) {
       float* out = query(h);
-      std::fill_n(out, shape_.rank, 0.0F);
-      in_order(shape_.nope_dim, shape_.dtype, [&](int i) {
-        const float x = rounded(q[i], shape_.dtype);
-        const float* w = expansion(h) + static_cast<ptrdiff_t>(i) * shape_.rank;
-        for (int r = 0; r < shape_.rank; r++) out[r] = std::fma(x, w[r], out[r]);
-      });
-      for (int r = 0; r < shape_.rank; r++) out[r] = rounded(out[r], shape_.dtype);
+      sums_.assign(static_cast<size_t>(shape_.rank), ChainSum(shape_.dtype));
+      for (int i = 0; i < shape_.nope_dim; i++) {
+        add_scaled(i, rounded(q[i], shape_.dtype), expansion(h) + static_cast<ptrdiff_t>(i) * shape_.rank);
+      }
+      for (int r = 0; r < shape_.rank; r++) out[r] = rounded(sums_[static_cast<size_t>(r)].sum(), shape_.dtype);
       for (int i = 0; i < shape_.rope_dim; i++) out[shape_.rank + i] = rounded(q[shape_.nope_dim + i], shape_.dtype);
     }
   }
@@ -142,29 +161,15 @@ class Row {
       lanes[places_[static_cast<size_t>(i)] % 16] += p[i];
     }
     chunk_.sum = sum_of_lanes(lanes);
-    in_pairs_of_places(count, [&](int i) {
-      const float weight = rounded(p[i], dtype);
-      const float* latent = key(i);
-      for (int r = 0; r < shape_.rank; r++) {
-        float& out = chunk_.out[static_cast<size_t>(r)];
-        out = std::fma(weight, latent[r], out);
-      }
-    });
-    for (float& out : chunk_.out) out += 0.0F;
+    sums_.assign(static_cast<size_t>(shape_.rank), ChainSum(dtype));
+    for (int i = 0; i < count; i++) add_scaled(places_[static_cast<size_t>(i)], rounded(p[i], dtype), key(i));
+    for (size_t r = 0; r < sums_.size(); r++) chunk_.out[r] = sums_[r].sum() + 0.0F;
     heads_[static_cast<size_t>(head)].merge(chunk_);
   }
 
-  // As in_order(), over places: two keys are a pair if their places are 2j and 2j + 1.
-  template <class Step>
-  void in_pairs_of_places(int count, Step step) {
-    for (int i = 0; i < count; i++) {
-      const int place = places_[static_cast<size_t>(i)];
-      const bool paired = shape_.dtype != DType::kF32 && place % 2 == 0 && i + 1 < count &&
-                          places_[static_cast<size_t>(i) + 1] == place + 1;
-      if (paired) step(i + 1);
-      step(i);
-      if (paired) i++;
-    }
+  // Adds the term of this index, x times a vector of the rank, to all sums.
+  void add_scaled(int index, float x, const float* vector) {
+    for (size_t r = 0; r < sums_.size(); r++) sums_[r].add(index, x, vector[r]);
   }
 
   void expand(float* out) {
@@ -186,6 +191,7 @@ class Row {
   std::vector<int> places_;     // of the gathered keys in their chunk
   std::vector<Softmax> heads_;
   Softmax chunk_;
+  std::vector<ChainSum> sums_;  // [rank]
 };
 
 }  // namespace
