@@ -36,13 +36,24 @@ Result<void> differs(std::string_view kernel, const KernelTable& table) {
                           kernel, name_of(table.isa)));
 }
 
-// Four query tokens behind 299 others, with a short last vector and a partly seen run at both ends.
-Result<std::vector<float>> attention(const KernelTable& table, DType dtype) {
-  constexpr int kTokens = 303, kRows = 4, kDim = 24, kHeads = 3;
-  const AttentionShape shape = {
-      .q_heads = kHeads, .kv_heads = 1, .head_dim = kDim, .page_tokens = 16, .dtype = dtype, .window = 290};
-  const size_t page_bytes = kv_head_bytes(dtype, shape.page_tokens, kDim);
-  std::vector<int32_t> pages((kTokens + 15) / 16);
+struct Heads {
+  int dim;
+  int page_tokens;
+  int group;
+};
+
+// Four query tokens behind 299 others, with a partly seen run at both ends.
+Result<std::vector<float>> attention(const KernelTable& table, DType dtype, const Heads& heads) {
+  constexpr int kTokens = 303, kRows = 4;
+  const auto dim = static_cast<size_t>(heads.dim);
+  const AttentionShape shape = {.q_heads = heads.group,
+                                .kv_heads = 1,
+                                .head_dim = heads.dim,
+                                .page_tokens = heads.page_tokens,
+                                .dtype = dtype,
+                                .window = 290};
+  const size_t page_bytes = kv_head_bytes(dtype, shape.page_tokens, heads.dim);
+  std::vector<int32_t> pages(static_cast<size_t>((kTokens + heads.page_tokens - 1) / heads.page_tokens));
   std::iota(pages.begin(), pages.end(), 0);
   Allocator allocator;
   auto memory = allocator.allocate(page_bytes * pages.size());
@@ -50,21 +61,21 @@ Result<std::vector<float>> attention(const KernelTable& table, DType dtype) {
   const KvView view = {.base = memory->data(),
                        .page_stride = page_bytes,
                        .head_stride = page_bytes,
-                       .block_tokens = 16,
+                       .block_tokens = heads.page_tokens,
                        .pages_per_block = 1};
   std::vector<int64_t> slots(kTokens);
   std::iota(slots.begin(), slots.end(), 0);
-  const auto x = numbers(static_cast<size_t>(kTokens) * kDim * 2);
+  const auto x = numbers(kTokens * dim * 2);
   ThreadPool pool(1);
-  write_kv(table, shape, view, {slots, x.data(), x.data() + kDim, 2 * kDim, 2 * kDim}, pool);
+  write_kv(table, shape, view, {slots, x.data(), x.data() + dim, 2 * dim, 2 * dim}, pool);
   AttentionPlan plan;
   const AttentionSequence sequence = {pages, 0, kRows, kTokens - kRows};
   plan.build(shape, {&sequence, 1}, 1);
   AttentionWorkspace workspace;
-  std::vector<float> out(static_cast<size_t>(kRows) * kHeads * kDim);
+  const size_t stride = static_cast<size_t>(heads.group) * dim;
+  std::vector<float> out(kRows * stride);
   attend(table, plan, view,
-         {.q = x.data(), .out = out.data(), .q_stride = kHeads * kDim, .out_stride = kHeads * kDim, .scale = 0.2F},
-         workspace, pool);
+         {.q = x.data(), .out = out.data(), .q_stride = stride, .out_stride = stride, .scale = 0.2F}, workspace, pool);
   return out;
 }
 
@@ -73,11 +84,14 @@ Result<std::vector<float>> attention(const KernelTable& table, DType dtype) {
 Result<void> attention_self_check(const KernelTable& table) {
   auto scalar = kernel_table(Isa::kScalar, {});
   if (!scalar) return std::unexpected(scalar.error());
-  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8}) {
-    const auto want = attention(*scalar, dtype), got = attention(table, dtype);
-    if (!want) return std::unexpected(want.error());
-    if (!got) return std::unexpected(got.error());
-    if (!same(*want, *got)) return differs("attention", table);
+  // Odd widths and whole vectors; blocks of 32 keys in two pages and in one; few rows together and many.
+  for (const Heads& heads : {Heads{24, 16, 3}, Heads{64, 32, 4}, Heads{64, 32, 1}}) {
+    for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8}) {
+      const auto want = attention(*scalar, dtype, heads), got = attention(table, dtype, heads);
+      if (!want) return std::unexpected(want.error());
+      if (!got) return std::unexpected(got.error());
+      if (!same(*want, *got)) return differs("attention", table);
+    }
   }
   return {};
 }
