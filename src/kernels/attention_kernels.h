@@ -14,7 +14,7 @@ inline constexpr int kKeyRun = 16;         // keys that are scored together, or 
 inline constexpr int kChunkRuns = kSoftmaxChunk / kKeyRun;
 inline constexpr int kValueBlock = 64;  // dimensions of V that lie together
 inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kRule1Block = 32;  // bf16 numbers that are summed up together
+inline constexpr int kRule1Block = 32;         // bf16 numbers that are summed up together
 inline constexpr int kAttentionTileRows = 16;  // the most
 
 // Sixteen consecutive keys of a chunk and where they lie. The V row of the run's first token in dimension block b,

@@ -74,8 +74,8 @@ Result<std::vector<float>> attention(const KernelTable& table, DType dtype, cons
   AttentionWorkspace workspace;
   const size_t stride = static_cast<size_t>(heads.group) * dim;
   std::vector<float> out(kRows * stride);
-  attend(table, plan, view,
-         {.q = x.data(), .out = out.data(), .q_stride = stride, .out_stride = stride, .scale = 0.2F}, workspace, pool);
+  attend(table, plan, view, {.q = x.data(), .out = out.data(), .q_stride = stride, .out_stride = stride, .scale = 0.2F},
+         workspace, pool);
   return out;
 }
 

@@ -34,12 +34,11 @@ void chunk_by_rows(const ChunkArgs& a) {
   attention_chunk_amx_bf16(a);
 }
 
-constexpr AttentionKernels kTiles = {
-    .bf16 = {chunk_by_rows, write_tokens<Bf16>, encode_row<Bf16>, kAttentionTileRows},
-    .f32 = kF32,
-    .i8 = kFma.i8,
-    .merge = merge_states,
-    .finish = finish_row};
+constexpr AttentionKernels kTiles = {.bf16 = {chunk_by_rows, write_tokens<Bf16>, encode_row<Bf16>, kAttentionTileRows},
+                                     .f32 = kF32,
+                                     .i8 = kFma.i8,
+                                     .merge = merge_states,
+                                     .finish = finish_row};
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include "kernels/avx512/attention_amx_bf16.h"
 
 #include "kernels/avx512/math_lanes.h"
+#include "kernels/avx512/tile_config.h"
 #include "kernels/shared/attention_body.h"
 
 namespace quire::kernels {
@@ -24,16 +25,8 @@ constexpr int kWordRows = kBlock / 2;
 constexpr int kRunRows = kKeyRun / 2;  // of V
 constexpr size_t kLine = 64;
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 void configure(int rows) {
-  TileConfig c;
+  avx512::TileConfig c;
   for (int i = 0; i < 8; i++) {
     c.row_bytes[i] = kLine;
     c.rows[i] = static_cast<uint8_t>(i < 6 ? rows : kWordRows);

@@ -41,8 +41,8 @@ struct NativeBf16Words : Bf16Words {
   // Denormals are flushed before and a NaN comes quiet from arithmetic, so the instruction rounds as rounded_bf16()
   // does.
   static void encode16(Lanes x, Element* row, int i) {
-    const __m256i order = _mm256_broadcastsi128_si256(
-        _mm_set_epi8(11, 10, 15, 14, 3, 2, 7, 6, 9, 8, 13, 12, 1, 0, 5, 4));
+    const __m256i order =
+        _mm256_broadcastsi128_si256(_mm_set_epi8(11, 10, 15, 14, 3, 2, 7, 6, 9, 8, 13, 12, 1, 0, 5, 4));
     const auto numbers = __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(x.v));
     const __m256i chains = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(numbers, order), 0b11011000);
     Element* even = row + i / kBlock * kBlock + i % kBlock / 2;
@@ -73,7 +73,9 @@ struct NativeI8Words : NativeBf16Words {
 
 }  // namespace
 
-void attention_encode_avx512_bf16(const float* x, int n, void* out) { encode_row<Tile<NativeBf16Words, 6, 4>>(x, n, out); }
+void attention_encode_avx512_bf16(const float* x, int n, void* out) {
+  encode_row<Tile<NativeBf16Words, 6, 4>>(x, n, out);
+}
 void attention_chunk_i8_avx512_bf16(const ChunkArgs& args) { chunk<Tile<NativeI8Words, 6, 4>>(args); }
 void attention_chunk_avx512_bf16(const ChunkArgs& args) { chunk<Tile<NativeBf16Words, 6, 4>>(args); }
 

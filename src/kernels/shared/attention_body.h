@@ -18,7 +18,7 @@ inline int least(int a, int b) { return a < b ? a : b; }
 struct F32Words {
   static constexpr int kPerWord = 1;
   static constexpr int kChains = 1;
-  static constexpr int kStepWords = 1;         // that one step of a chain takes
+  static constexpr int kStepWords = 1;          // that one step of a chain takes
   static constexpr int kBlock = kSoftmaxChunk;  // numbers that a chain goes over before it is added
   static constexpr bool kScaled = false;        // whether rows of the cache have scales
   using Element = float;                        // a number of q and p
@@ -331,7 +331,8 @@ __attribute__((always_inline)) inline void value_chain(Sums<MR, NV>& acc, const 
 #pragma GCC unroll 4
     for (int j = 0; j < NV; j++) {
       const std::byte* at = v + static_cast<size_t>(j) * kVectorBytes<T>;
-      value[j] = Whole || j + 1 < NV ? T::template load<Chain>(at, pitch) : T::template load_part<Chain>(at, pitch, c.last);
+      value[j] =
+          Whole || j + 1 < NV ? T::template load<Chain>(at, pitch) : T::template load_part<Chain>(at, pitch, c.last);
       if constexpr (Ahead && Chain == 0) {
 #pragma GCC unroll 2
         for (int n = 0; n < T::kStepWords; n++) {
