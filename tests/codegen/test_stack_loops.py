@@ -16,12 +16,12 @@ from codegen.stack_loops import disassemble, loops_of
 
 # What computes: tiles of matrix products, and scores, values, softmax and the whole of an attention chunk.
 KERNELS = {
-    "avx2/gemm_float": {"tile"},
+    "avx2/gemm_float": {"chain_tile", "block_tile"},
     "avx2/gemm_integer": {"run_pass"},
     "avx2/gemm_integer_vnni": {"run_pass"},
     "avx2/attention": {"scores", "values", "softmax", "chunk"},
-    "avx512/gemm_float": {"float_tile"},
-    "avx512/gemm_bf16": {"float_tile", "pair_tile"},
+    "avx512/gemm_float": {"chain_tile", "block_tile"},
+    "avx512/gemm_bf16": {"block_tile"},
     "avx512/gemm_integer": {"pass"},
     "avx512/gemm_amx": {"pass", "unpack"},
     "avx512/attention": {"scores", "values", "softmax", "chunk"},
@@ -61,20 +61,18 @@ KNOWN = {
         "run_pass<9, 3, 2>": 16,
         "run_pass<9, 4, 2>": 28,
     },
-    # bf16 weights without vdpbf16ps: 24 sums (12 with 16 registers) and both halves of the weights are just too many.
-    "avx2/gemm_float": {"tile<2, 5>": 2, "tile<2, 6>": 4},
-    "avx512/gemm_float": {"float_tile<2, false, 6>": 6},
-    "avx512/gemm_bf16": {"float_tile<2, false, 6>": 6},
+    # The mask of the odd inputs.
+    "avx2/gemm_float": {"block_tile<4>": 1, "block_tile<5>": 1, "block_tile<6>": 1},
     # Tiles reach vector registers through memory alone: each vector of products is read once from where they were put.
     "avx512/gemm_amx": {f"pass<{layout}, {rows}>": 4 * rows for layout in range(3, 10) for rows in (8, 16)},
     # Constants of exp2, and masks, loaded again for every 16 keys.
     "avx2/attention": {
-        "softmax<Tile<Bf16Words, 3, 1>>": 18,
-        "softmax<Tile<F32Words, 3, 1>>": 15,
-        "softmax<Tile<I8Words, 3, 1>>": 18,
+        "softmax<Tile<Bf16Words, 6, 1>>": 18,
+        "softmax<Tile<F32Words, 6, 1>>": 15,
+        "softmax<Tile<I8Words, 6, 1>>": 18,
     },
     # Masks of a row's first and last key.
-    "avx512/attention": {"chunk<Tile<Bf16Words, 6, 2>>": 3},
+    "avx512/attention": {"chunk<Tile<Bf16Words, 6, 4>>": 1},
     "avx512/attention_bf16": {"chunk<Tile<NativeBf16Words, 6, 4>>": 1},
     # 24 sums and their scales are just above 32 registers: 2 and 4 accesses among some 250 instructions.
     "avx512/gemm_integer": {"pass<4, 6, 2>": 2, "pass<5, 6, 2>": 4},

@@ -134,8 +134,8 @@ MUTANTS = (
         "salt-not-hashed",
         "requests with different salts share blocks",
         "src/cache/block_hash.cc",
-        "(start == 0 && !keys.cache_salt.empty())) {",
-        "false) {",
+        "if (start == 0 && !keys.cache_salt.empty()) f(",
+        "if (false) f(",
         CACHE,
     ),
     Mutant(
@@ -311,8 +311,8 @@ MUTANTS = (
         "latent-value-of-wrong-columns",
         "the value is taken from the last columns of a row, those with rope among them",
         "src/kernels/latent_attention.cc",
-        "out = std::fma(weight, latent[r], out);",
-        "out = std::fma(weight, latent[shape_.rope_dim + r], out);",
+        "rounded(p[i], dtype), key(i));",
+        "rounded(p[i], dtype), key(i) + shape_.rope_dim);",
         KERNELS,
     ),
     Mutant(

@@ -20,9 +20,8 @@ struct TileWords : Bf16Words {
 };
 
 constexpr int kBlock = TileWords::kBlock;
-constexpr int kVectors = kValueBlock / Lanes::kCount;  // of dimensions that lie together
 constexpr int kWordRows = kBlock / 2;
-constexpr int kRunRows = kKeyRun / 2;  // of V
+constexpr size_t kRunRows = kKeyRun / 2;  // of V
 constexpr size_t kLine = 64;
 
 void configure(int rows) {
@@ -130,7 +129,7 @@ inline void fetch_values(const ChunkArgs& a, const KeyRun& run) {
   for (int block = 0; block * kValueBlock < a.head_dim; block++) {
     const int width = block_width(a.head_dim, block);
     const std::byte* v = value_rows<TileWords>(run, block, width);
-    for (size_t at = 0; at < static_cast<size_t>(kRunRows * width) * 4; at += kLine) __builtin_prefetch(v + at, 0, 2);
+    for (size_t at = 0; at < kRunRows * static_cast<size_t>(width) * 4; at += kLine) __builtin_prefetch(v + at, 0, 2);
   }
 }
 
@@ -202,10 +201,10 @@ inline WordRows value_words(const KeyPair& pair, int block, int width, StagedVal
     if (value_rows<TileWords>(*pair.run[1], block, width) == first + kRunRows * pitch) return {first, pitch};
   }
   __builtin_memset(staged.words, 0, sizeof staged.words);
-  for (int half = 0; half < 2; half++) {
+  for (size_t half = 0; half < 2; half++) {
     if (pair.run[half] == nullptr) continue;
     const std::byte* from = value_rows<TileWords>(*pair.run[half], block, width);
-    for (int i = 0; i < kRunRows; i++) __builtin_memcpy(staged.words[half * kRunRows + i], from + i * pitch, pitch);
+    for (size_t i = 0; i < kRunRows; i++) __builtin_memcpy(staged.words[half * kRunRows + i], from + i * pitch, pitch);
   }
   return staged.rows();
 }

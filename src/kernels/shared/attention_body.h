@@ -141,6 +141,14 @@ struct Sums {
       for (int j = 0; j < NR; j++) s.of[r][j] = Lanes::set(0);
     return s;
   }
+  // Into memory, and out of registers, which a compiler that looks through the memory would keep them in.
+  void leave_in(float* memory) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++)
+#pragma GCC unroll 4
+      for (int j = 0; j < NR; j++) of[r][j].store(memory + (r * NR + j) * Lanes::kCount);
+    asm volatile("" : : "r"(memory) : "memory");
+  }
 };
 
 // acc + (even + odd), or of one chain itself. Sums of blocks before lie in `to`; row r's vector j is to(r, j).
@@ -215,10 +223,7 @@ __attribute__((noinline)) void scores(const ChunkArgs& a, int row, int first, fl
     auto acc = Sums<MR, NR>::zero();
     score_chain<T, 0, Ahead>(acc, q, k, stride, words, v);
     if constexpr (T::kChains == 2) {
-#pragma GCC unroll 8
-      for (int r = 0; r < MR; r++)
-#pragma GCC unroll 4
-        for (int j = 0; j < NR; j++) acc.of[r][j].store(even + (r * NR + j) * Lanes::kCount);
+      acc.leave_in(even);
       acc = Sums<MR, NR>::zero();
       score_chain<T, 1, Ahead>(acc, q, k, stride, words, v);
     }
@@ -369,10 +374,7 @@ __attribute__((noinline)) void values(const ChunkArgs& a, int row, const typenam
     auto acc = Sums<MR, NV>::zero();
     for (int n = i; n < end; n++) value_chain<T, 0, Whole, Ahead>(acc, a, p + row, runs, n, c);
     if constexpr (T::kChains == 2) {
-#pragma GCC unroll 8
-      for (int r = 0; r < MR; r++)
-#pragma GCC unroll 4
-        for (int j = 0; j < NV; j++) acc.of[r][j].store(even + (r * NV + j) * Lanes::kCount);
+      acc.leave_in(even);
       acc = Sums<MR, NV>::zero();
       for (int n = i; n < end; n++) value_chain<T, 1, Whole, Ahead>(acc, a, p + row, runs, n, c);
     }
