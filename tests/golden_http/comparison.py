@@ -12,7 +12,6 @@ class Tolerance:
     greedy_gap: float  # greedy tokens may leave the golden ones only where the best two are closer than this
     mean: float | None = None
     p99: float | None = None
-    nll: float | None = None
 
 
 # Against fp32 references from the same weights.
@@ -20,7 +19,11 @@ TINY_F32 = Tolerance(largest=3e-3, greedy_gap=0.0)
 REAL_F32 = Tolerance(largest=2e-3, greedy_gap=0.02)
 # One int8 scale for 32 activations: single values stray far, also in other engines, so the mean is what judges. Where a
 # value may be off by `largest`, the two best may change places up to that gap.
-REAL_Q8 = Tolerance(largest=1.0, greedy_gap=1.0, mean=0.1, p99=0.5, nll=5e-3)
+REAL_Q8 = Tolerance(largest=1.0, greedy_gap=1.0, mean=0.1, p99=0.5)
+# The same noise in the mean negative log-likelihood of a golden text: three standard errors of it, from the paired
+# differences of 1,800 tokens to the f32 profile. One such error is 0.0024 and 0.0047; of other models it is not known.
+Q8_NLL = {"real_smollm2": 0.0072, "real_gemma3_270m": 0.0141}
+OTHER_Q8_NLL = 0.02
 
 
 def tiny_bf16(golden):
