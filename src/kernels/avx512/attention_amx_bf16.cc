@@ -24,12 +24,16 @@ constexpr int kWordRows = kBlock / 2;
 constexpr size_t kRunRows = kKeyRun / 2;  // of V
 constexpr size_t kLine = 64;
 
+// The compiler is not told that tiles are loaded from memory: what was stored for them must be there before.
+inline void finish_stores() { asm volatile("" ::: "memory"); }
+
 void configure(int rows) {
   avx512::TileConfig c;
   for (int i = 0; i < 8; i++) {
     c.row_bytes[i] = kLine;
     c.rows[i] = static_cast<uint8_t>(i < 6 ? rows : kWordRows);
   }
+  finish_stores();
   _tile_loadconfig(&c);
 }
 
@@ -122,6 +126,7 @@ inline WordRows key_words(const ChunkArgs& a, const KeyRun& run, int block, Stag
       __builtin_memset(staged.words[i], 0, sizeof staged.words[i]);
     }
   }
+  finish_stores();
   return staged.rows();
 }
 
@@ -173,6 +178,7 @@ inline void score_runs(const ChunkArgs& a, const KeyRun* runs, const Queries& q,
 void tile_scores(const ChunkArgs& a, float (*s)[kSoftmaxChunk]) {
   Queries q;
   q.gather(a);
+  finish_stores();
   const KeyRun* run = a.runs->run;
   const int count = a.runs->count;
   for (int i = 0; i < count;) {
@@ -206,6 +212,7 @@ inline WordRows value_words(const KeyPair& pair, int block, int width, StagedVal
     const std::byte* from = value_rows<TileWords>(*pair.run[half], block, width);
     for (size_t i = 0; i < kRunRows; i++) __builtin_memcpy(staged.words[half * kRunRows + i], from + i * pitch, pitch);
   }
+  finish_stores();
   return staged.rows();
 }
 
@@ -304,11 +311,15 @@ void attention_chunk_amx_bf16(const ChunkArgs& a) {
   tile_scores(a, s);
   softmax_rows<TileWords>(a, 0, a.rows, s, p);
   clear_absent(a, p);
+  finish_stores();
   tile_values(a, 0, a.rows, p, v.run);
   for (int r = 0; r < a.rows; r++) {
     if (!met_foreign_nan(a, r)) continue;
     configure(1);
-    own_values(a, r, v, [&](const ChunkArgs& own) { tile_values(own, r, 1, p, v.run); });
+    own_values(a, r, v, [&](const ChunkArgs& own) {
+      finish_stores();
+      tile_values(own, r, 1, p, v.run);
+    });
   }
   _tile_release();
 }
