@@ -30,11 +30,16 @@ void count_allocation() {
   counted_thread = true;
 }
 
-void* allocate(size_t size, size_t alignment) {
+void* allocate_or_null(size_t size, size_t alignment) noexcept {
   count_allocation();
   void* memory = nullptr;
-  if (posix_memalign(&memory, std::max(alignment, sizeof(void*)), std::max<size_t>(size, 1)) != 0)
-    throw std::bad_alloc();
+  const int error = posix_memalign(&memory, std::max(alignment, sizeof(void*)), std::max<size_t>(size, 1));
+  return error == 0 ? memory : nullptr;
+}
+
+void* allocate(size_t size, size_t alignment) {
+  void* memory = allocate_or_null(size, alignment);
+  if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
@@ -44,6 +49,15 @@ void* operator new(size_t size) { return allocate(size, __STDCPP_DEFAULT_NEW_ALI
 void* operator new[](size_t size) { return allocate(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__); }
 void* operator new(size_t size, std::align_val_t alignment) { return allocate(size, static_cast<size_t>(alignment)); }
 void* operator new[](size_t size, std::align_val_t alignment) { return allocate(size, static_cast<size_t>(alignment)); }
+// Sanitizers have their own of these, which do not call the ones above.
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return allocate_or_null(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+}
+void* operator new[](size_t size, const std::nothrow_t&) noexcept {
+  return allocate_or_null(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
+}
+void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
