@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/attention_kernels.h"
 #include "kernels/lane_sum.h"
 #include "kernels/math.h"
 #include "kernels/shape_check.h"
@@ -14,12 +15,9 @@
 namespace quire::kernels {
 namespace {
 
-constexpr int kChunk = 256;  // keys, of rule 6
 constexpr float kLog2e = 1.44269504088896340736F;
 
 float rounded(float x, DType dtype) { return dtype == DType::kF32 ? x : bf16_to_float(float_to_bf16(x)); }
-
-constexpr int kBlock = 32;  // numbers, of rule 1
 
 // A sum by rule 1, of terms that come ascending by their index: for f32 one chain; for bf16 in blocks of 32 indices one
 // chain of the even and one of the odd ones, which are then added.
@@ -32,8 +30,8 @@ class ChainSum {
       sum_ = std::fma(a, b, sum_);
       return;
     }
-    if (index / kBlock != block_) end_block();
-    block_ = index / kBlock;
+    if (index / kRule1Block != block_) end_block();
+    block_ = index / kRule1Block;
     chain_[index % 2] = std::fma(a, b, chain_[index % 2]);
   }
   float sum() {
@@ -94,7 +92,7 @@ class Row {
       : args_(args),
         shape_(args.shape),
         queries_(static_cast<size_t>(shape_.heads * shape_.row_dim())),
-        keys_(static_cast<size_t>(kChunk * shape_.row_dim())),
+        keys_(static_cast<size_t>(kSoftmaxChunk * shape_.row_dim())),
         heads_(static_cast<size_t>(shape_.heads)) {}
 
   void operator()(const AttentionSequence& sequence, int index) {
@@ -135,8 +133,8 @@ class Row {
   void add_key(int64_t position, int64_t next) {
     const std::byte* row = sequence_row(args_.cache, blocks_, position);
     read_numbers(row, shape_.row_dim(), shape_.dtype, key(static_cast<int>(places_.size())));
-    places_.push_back(static_cast<int>(position % kChunk));
-    if (next >= 0 && next / kChunk == position / kChunk) return;
+    places_.push_back(static_cast<int>(position % kSoftmaxChunk));
+    if (next >= 0 && next / kSoftmaxChunk == position / kSoftmaxChunk) return;
     for (int h = 0; h < shape_.heads; h++) attend(h);
     places_.clear();
   }
@@ -145,7 +143,7 @@ class Row {
   void attend(int head) {
     const int count = static_cast<int>(places_.size());
     const DType dtype = shape_.dtype;
-    float p[kChunk];
+    float p[kSoftmaxChunk];
     chunk_.clear(shape_.rank);
     bool bad = false;
     for (int i = 0; i < count; i++) {
@@ -187,7 +185,7 @@ class Row {
   const LatentShape& shape_;
   const int32_t* blocks_ = nullptr;
   std::vector<float> queries_;  // [heads][row_dim]
-  std::vector<float> keys_;     // [kChunk][row_dim]
+  std::vector<float> keys_;     // [kSoftmaxChunk][row_dim]
   std::vector<int> places_;     // of the gathered keys in their chunk
   std::vector<Softmax> heads_;
   Softmax chunk_;

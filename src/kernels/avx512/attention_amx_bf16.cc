@@ -27,15 +27,7 @@ constexpr size_t kLine = 64;
 // The compiler is not told that tiles are loaded from memory: what was stored for them must be there before.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
 
-void configure(int rows) {
-  avx512::TileConfig c;
-  for (int i = 0; i < 8; i++) {
-    c.row_bytes[i] = kLine;
-    c.rows[i] = static_cast<uint8_t>(i < 6 ? rows : kWordRows);
-  }
-  finish_stores();
-  _tile_loadconfig(&c);
-}
+void configure(int rows) { _tile_loadconfig(&avx512::kBf16Tiles[static_cast<size_t>(rows)]); }
 
 // Tile numbers are part of an instruction.
 template <int Sum>

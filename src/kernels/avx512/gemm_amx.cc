@@ -15,17 +15,8 @@ constexpr size_t kVectorBytes = kWideGroupBytes / 2;  // of a group's weights
 constexpr size_t kSubInputs = kGroup / 2;             // that share a factor
 
 // Products over so many inputs at a time.
-constexpr TileConfig config_for(size_t inputs) {
-  TileConfig c;
-  for (int i = 0; i < 8; i++) {
-    c.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? inputs : 64);
-    c.rows[i] = static_cast<uint8_t>(i < 6 ? kWideRows : inputs / 4);
-  }
-  return c;
-}
-
-constexpr TileConfig kWholeGroups = config_for(kGroup);
-constexpr TileConfig kHalfGroups = config_for(kSubInputs);
+constexpr TileConfig kWholeGroups = tile_config(kWideRows, kGroup);
+constexpr TileConfig kHalfGroups = tile_config(kWideRows, kSubInputs);
 
 void enter(Layout layout, int) { _tile_loadconfig(layout == Layout::kInt8Sub ? &kHalfGroups : &kWholeGroups); }
 void leave() { _tile_release(); }

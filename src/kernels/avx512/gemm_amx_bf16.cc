@@ -4,8 +4,6 @@
 // Tiles 0-3 hold the sums of 64 columns, 4 and 5 activations, 6 and 7 weights.
 #include <immintrin.h>
 
-#include <array>
-
 #include "kernels/avx512/gemm_float_tiles.h"
 #include "kernels/avx512/gemm_tiles.h"
 #include "kernels/avx512/tile_config.h"
@@ -18,19 +16,7 @@ constexpr size_t kRowBytes = kGroup * 2;  // of activations in a block
 constexpr int kPairBytes = kColumns * 4;  // of weights: two inputs of all columns
 constexpr int kSumBytes = kColumns * 4;   // of a row of sums
 
-constexpr std::array<TileConfig, kWideRows + 1> kConfigs = [] {
-  std::array<TileConfig, kWideRows + 1> configs;
-  for (int rows = 0; rows <= kWideRows; rows++) {
-    TileConfig& c = configs[static_cast<size_t>(rows)];
-    for (int i = 0; i < 8; i++) {
-      c.row_bytes[i] = 64;
-      c.rows[i] = static_cast<uint8_t>(i < 6 ? rows : kGroup / 2);
-    }
-  }
-  return configs;
-}();
-
-void enter(Layout, int rows) { _tile_loadconfig(&kConfigs[static_cast<size_t>(rows)]); }
+void enter(Layout, int rows) { _tile_loadconfig(&kBf16Tiles[static_cast<size_t>(rows)]); }
 void leave() { _tile_release(); }
 
 void load_sums(const float* sums) {
