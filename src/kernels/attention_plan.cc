@@ -205,7 +205,8 @@ void AttentionPlan::reserve(const AttentionShape& shape, int64_t sequences, int6
   const int64_t group = shape.q_heads / shape.kv_heads;
   const int64_t met = sequences * (longest / kSoftmaxChunk + 1);  // chunks by all sequences
   const int64_t chunks = pool_tokens / kSoftmaxChunk + sequences;
-  const int64_t blocks = (sequences * group + kBlockRows - 1) / kBlockRows;  // that walk a shared chunk
+  const int64_t together = std::max<int64_t>(1, kBlockRows / group);  // sequences in a block
+  const int64_t blocks = (sequences + together - 1) / together;       // that walk a shared chunk
   s.steps.reserve(static_cast<size_t>(std::min(met, chunks * blocks)));
   s.cost.reserve(s.steps.capacity());
   s.most_kept = std::min(met, chunks) * group;
