@@ -112,7 +112,7 @@ size_t default_cache_bytes(size_t weight_bytes) {
 
 size_t file_weight_bytes(const weights::Checkpoint& checkpoint) {
   size_t total = 0;
-  for (const auto& tensor : checkpoint.tensors->tensors()) total += tensor.data.size();
+  for (const auto& tensor : checkpoint.tensors->tensors()) total += tensor.bytes();
   return total;
 }
 

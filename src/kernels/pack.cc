@@ -21,35 +21,36 @@ constexpr int64_t kMostRows = int64_t{1} << 30;
 // Inputs that must stay together in a slice: a file's block, and an activation group.
 int block_inputs(WeightFormat format) { return std::max(kGroup, weights::format_info(format).block_elements); }
 
-size_t row_bytes(WeightFormat format, int inputs) {
-  const weights::FormatInfo& info = weights::format_info(format);
-  return static_cast<size_t>(inputs / info.block_elements) * static_cast<size_t>(info.block_bytes);
-}
-
-// Finds the file's row of a packed row, which must be one, among the stacked sources.
+// Finds the blocks of a packed row, which must be one, among the stacked sources.
 class Rows {
  public:
-  Rows(std::span<const PackSource> sources, int inputs) : sources_(sources), inputs_(inputs) {}
+  explicit Rows(std::span<const PackSource> sources) : sources_(sources) {}
 
   struct Place {
     WeightFormat format;
     std::span<const std::byte> blocks;
   };
-  Place find(int n) const {
+  // `scratch` is for rows that are made.
+  Place find(int n, std::span<std::byte> scratch) const {
     size_t i = 0;
     while (n >= count(i)) n -= count(i++);
     const PackSource& source = sources_[i];
     const int from = source.source_row ? source.source_row(n) : n;
     QUIRE_CHECK(from >= 0 && from < count(i));
-    const size_t size = row_bytes(source.tensor->format, inputs_);
-    return {source.tensor->format, source.tensor->data.subspan(static_cast<size_t>(from) * size, size)};
+    return {source.tensor->format, source.tensor->row(from, scratch)};
+  }
+
+  size_t scratch_bytes() const {
+    size_t most = 0;
+    for (const PackSource& source : sources_)
+      if (source.tensor->made != nullptr) most = std::max(most, source.tensor->row_bytes());
+    return most;
   }
 
  private:
   int count(size_t source) const { return static_cast<int>(sources_[source].tensor->shape[0]); }
 
   std::span<const PackSource> sources_;
-  int inputs_;
 };
 
 // Writes one decoded group as column c of its place in a panel.
@@ -91,11 +92,17 @@ struct PanelJob {
   const Rows& rows;
 };
 
-void pack_integer_panel(const PanelJob& job, int p, std::byte* panel) {
+// What one worker needs beside the panel that it writes.
+struct Scratch {
+  std::span<float> widened;   // a row; empty for integers
+  std::span<std::byte> made;  // the blocks of a row
+};
+
+void pack_integer_panel(const PanelJob& job, int p, const Scratch& scratch, std::byte* panel) {
   constexpr int kColumns = 32;
   const int columns = std::min(kColumns, job.outputs - p * kColumns);
   for (int c = 0; c < columns; c++) {
-    const Rows::Place place = job.rows.find(p * kColumns + c);
+    const Rows::Place place = job.rows.find(p * kColumns + c, scratch.made);
     for (int g = 0; g < job.inputs / kGroup; g++) {
       write_group(job.layout, decode_group(place.format, place.blocks.data(), g), c, g, panel);
     }
@@ -129,11 +136,11 @@ void pack_float_column(Layout layout, const Rows::Place& place, int c, std::span
   }
 }
 
-void pack_float_panel(const PanelJob& job, int p, std::span<float> widened, std::byte* panel) {
+void pack_float_panel(const PanelJob& job, int p, const Scratch& scratch, std::byte* panel) {
   constexpr int kColumns = 64;
   const int columns = std::min(kColumns, job.outputs - p * kColumns);
   for (int c = 0; c < columns; c++) {
-    pack_float_column(job.layout, job.rows.find(p * kColumns + c), c, widened, panel);
+    pack_float_column(job.layout, job.rows.find(p * kColumns + c, scratch.made), c, scratch.widened, panel);
   }
 }
 
@@ -167,12 +174,10 @@ Result<void> check_source(const weights::Tensor& tensor, const weights::Tensor& 
         fmt::format("tensor {} is {}; its inner size must be a multiple of {}", tensor.name, describe(tensor), block),
         tensor.name);
   }
-  const size_t want =
-      static_cast<size_t>(tensor.shape[0]) * row_bytes(tensor.format, static_cast<int>(tensor.shape[1]));
-  if (tensor.data.size() != want) {
+  if (tensor.made == nullptr && tensor.data.size() != tensor.bytes()) {
     return fail(ErrorKind::kCorruptFile,
                 fmt::format("tensor {} {} has {} bytes of data instead of {}", tensor.name, describe(tensor),
-                            tensor.data.size(), want),
+                            tensor.data.size(), tensor.bytes()),
                 tensor.name);
   }
   return {};
@@ -259,22 +264,25 @@ Result<PackedMatrix> pack(std::span<const PackSource> sources, WeightTarget targ
   const size_t stride = panel_bytes(layout, static_cast<size_t>(inputs));
   auto storage = allocator.allocate_beside(static_cast<size_t>(panels) * stride);
   if (!storage) return std::unexpected(storage.error());
-  const size_t scratch_row = is_integer(layout) ? 0 : static_cast<size_t>(inputs);
-  auto scratch = allocator.allocate(static_cast<size_t>(pool.size()) * scratch_row * sizeof(float));
+  const Rows rows(sources);
+  const size_t widened = is_integer(layout) ? 0 : static_cast<size_t>(inputs);
+  const size_t worker_bytes = (widened * sizeof(float) + rows.scratch_bytes() + 63) / 64 * 64;
+  auto scratch = allocator.allocate(static_cast<size_t>(pool.size()) * worker_bytes);
   if (!scratch) return std::unexpected(scratch.error());
 
-  const Rows rows(sources, inputs);
   const PanelJob job{layout, static_cast<int>(outputs), inputs, rows};
   pool.run([&](int worker) {
-    float* mine = reinterpret_cast<float*>(scratch->data()) + static_cast<size_t>(worker) * scratch_row;
+    std::byte* mine = scratch->data() + static_cast<size_t>(worker) * worker_bytes;
+    const Scratch own{{reinterpret_cast<float*>(mine), widened},
+                      {mine + widened * sizeof(float), rows.scratch_bytes()}};
     const auto begin = static_cast<int>(int64_t{panels} * worker / pool.size());
     const auto end = static_cast<int>(int64_t{panels} * (worker + 1) / pool.size());
     for (int p = begin; p < end; p++) {
       std::byte* panel = storage->data() + static_cast<size_t>(p) * stride;
       if (is_integer(layout)) {
-        pack_integer_panel(job, p, panel);
+        pack_integer_panel(job, p, own, panel);
       } else {
-        pack_float_panel(job, p, {mine, scratch_row}, panel);
+        pack_float_panel(job, p, own, panel);
       }
     }
   });

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "base/dtype.h"
@@ -64,6 +66,41 @@ TEST_F(Pack, StacksSourcesAndReordersTheirRows) {
     const float* want =
         n < 40 ? &q.values[static_cast<size_t>(39 - n) * 64] : &v.values[static_cast<size_t>(n - 40) * 64];
     EXPECT_EQ(oracle::difference(want, row.data(), 64, 64), "") << n;
+  }
+}
+
+// Hands out the rows of a tensor in memory as if it made them.
+class Copied final : public weights::RowSource {
+ public:
+  explicit Copied(const weights::Tensor& from) : from_(from) {}
+  void make_row(int64_t n, std::span<std::byte> blocks) const override {
+    std::ranges::copy(from_.row(n, {}), blocks.begin());
+  }
+  void add_to_digest(Sha256&) const override {}
+
+ private:
+  const weights::Tensor& from_;
+};
+
+TEST_F(Pack, RowsThatAreMadePackLikeRowsOfAFile) {
+  for (WeightFormat format : kFormats) {
+    const oracle::Matrix file = oracle::random_matrix(format, 150, 256, rng);
+    const oracle::Matrix beside = oracle::random_matrix(format, 33, 256, rng);
+    const weights::Tensor plain[] = {file.tensor(), beside.tensor()};
+    const Copied copied(plain[0]);
+    weights::Tensor made = plain[0];
+    made.data = {};
+    made.made = &copied;
+    for (WeightTarget target : {WeightTarget::kF32, WeightTarget::kBF16, WeightTarget::kNative}) {
+      const auto reversed = [](int n) { return 149 - n; };
+      const PackSource with_file[] = {{&plain[0], reversed}, {&plain[1]}};
+      const PackSource with_made[] = {{&made, reversed}, {&plain[1]}};
+      const auto want = pack(with_file, target, 1, allocator, pool);
+      const auto got = pack(with_made, target, 1, allocator, pool);
+      ASSERT_TRUE(want && got);
+      ASSERT_EQ(got->bytes(), want->bytes());
+      EXPECT_EQ(std::memcmp(got->panel(0), want->panel(0), want->bytes()), 0) << weights::format_info(format).name;
+    }
   }
 }
 

@@ -123,7 +123,7 @@ class Loader {
  private:
   static void widen(const weights::Tensor& tensor, std::vector<float>& out) {
     out.resize(static_cast<size_t>(tensor.elements()));
-    weights::dequantise(tensor.format, tensor.data, out);
+    weights::widen(tensor, out);
   }
 
   kernels::Layout layout(const weights::Tensor& tensor) const { return kernels::layout_for(tensor.format, target_); }
@@ -141,7 +141,7 @@ class Loader {
 
   // Every tensor of the spec is read once, so that the last one makes it 1.
   void count(const weights::Tensor& tensor) {
-    done_ += tensor.data.size();
+    done_ += tensor.bytes();
     if (context_.progress) context_.progress(static_cast<double>(done_) / static_cast<double>(total_));
   }
 
@@ -274,10 +274,6 @@ Result<void> refuse_unread(const ModelSpec& spec, const weights::TensorSource& t
   return {};
 }
 
-std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
-
 // Digests of the tensors, made in parallel, hashed in the spec's order.
 Sha256Digest digest_of(const ModelSpec& spec, const weights::TensorSource& tensors, ThreadPool& pool) {
   std::vector<const weights::Tensor*> list;
@@ -287,8 +283,7 @@ Sha256Digest digest_of(const ModelSpec& spec, const weights::TensorSource& tenso
   pool.run([&](int) {
     for (size_t i; (i = next.fetch_add(1)) < list.size();) {
       Sha256 hash;
-      hash.update(bytes_of(list[i]->name + " " + weights::describe(*list[i]) + "\n"));
-      hash.update(list[i]->data);
+      weights::add_to_digest(*list[i], hash);
       digests[i] = hash.finish();
     }
   });
@@ -385,7 +380,7 @@ Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors,
 
   Loader loader(tensors, profile, context);
   size_t total = 0;
-  for_each_tensor(spec, [&](const std::string& name) { total += tensors.find(name)->data.size(); });
+  for_each_tensor(spec, [&](const std::string& name) { total += tensors.find(name)->bytes(); });
   loader.expect(total);
 
   model.layers.resize(spec.layers.size());

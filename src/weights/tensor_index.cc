@@ -1,7 +1,6 @@
 #include "weights/tensor_index.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <utility>
 
@@ -14,16 +13,6 @@ std::optional<int64_t> element_count(std::span<const int64_t> shape) {
   for (int64_t extent : shape)
     if (extent <= 0 || __builtin_mul_overflow(product, extent, &product)) return std::nullopt;
   return product;
-}
-
-int64_t Tensor::elements() const {
-  int64_t product = 1;
-  for (int64_t extent : shape) product *= extent;
-  return product;
-}
-
-std::string describe(const Tensor& tensor) {
-  return fmt::format("[{}] {}", fmt::join(tensor.shape, ", "), format_info(tensor.format).name);
 }
 
 Result<void> TensorIndex::add(TensorEntry entry) {

@@ -1,33 +1,17 @@
-// A Tensor is a named view of weights as they lie in a file; a TensorSource lists those of one checkpoint.
+// A TensorSource lists the tensors of one checkpoint.
 //
-// Every tensor that a source hands out has been checked: its shape is positive, its elements fit int64_t, and `data` is
-// exactly as long as shape and format say and lies inside the mapped file. The source owns the mapping: views end with
-// it. Reading is safe from any thread. `data` may be unaligned for its element type.
+// Every tensor that a source hands out has been checked: its shape is positive, its elements fit int64_t, its rows are
+// whole blocks, and `data` is exactly as long as shape and format say and lies inside the mapped file, unless the rows
+// are made. The source owns the mapping and what makes rows: views end with it. Reading is safe from any thread.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "quire/error.h"
-#include "weights/format.h"
+#include "weights/tensor.h"
 
 namespace quire::weights {
-
-struct Tensor {
-  std::string name;
-  WeightFormat format = WeightFormat::kF32;
-  std::vector<int64_t> shape;  // outermost first: a matrix is [N out, K in]; empty for a scalar
-  std::span<const std::byte> data;
-
-  int64_t elements() const;
-};
-
-// "[49152, 576] Q4_1", for messages.
-std::string describe(const Tensor& tensor);
 
 class TensorSource {
  public:

@@ -168,7 +168,7 @@ model::NormSpec SyntheticModel::norm(const std::string& name, int size) {
 std::vector<double> SyntheticModel::values(std::string_view name) const {
   const weights::Tensor* tensor = find(name);
   std::vector<float> wide(static_cast<size_t>(tensor->elements()));
-  weights::dequantise(tensor->format, tensor->data, wide);
+  weights::widen(*tensor, wide);
   return {wide.begin(), wide.end()};
 }
 
