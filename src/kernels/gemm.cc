@@ -21,13 +21,21 @@ size_t row_bytes(ActivationKind kind, int inputs) {
 
 constexpr size_t kBlockBytes = kGroup * 2;  // of one row and block of bf16 in wide tiles
 
-const WideKernels* wide_kernels(const KernelTable& table, ActivationKind kind) {
+const PanelKernels* wide_kernels(const KernelTable& table, ActivationKind kind) {
   if (kind == ActivationKind::kInt8) return table.wide_int8;
   return kind == ActivationKind::kBF16 ? table.wide_bf16 : nullptr;
 }
 
 int columns_end(const PackedMatrix& w, const GemmOutput& output) {
   return output.column_end < 0 ? w.outputs() : output.column_end;
+}
+
+// What multiplies several tiles of these with a panel; null if GemmKernels multiply each alone.
+const PanelKernels* panel_kernels(const KernelTable& table, const PackedMatrix& w, const Activations& a) {
+  if (a.wide()) return wide_kernels(table, a.kind());
+  const PanelKernels* kernels = table.unpacked_int8;
+  if (kernels == nullptr || kernels->tile[static_cast<size_t>(w.layout())] == nullptr) return nullptr;
+  return a.rows() >= kernels->least_rows ? kernels : nullptr;
 }
 
 // One product: a matrix, its activations, and where results go.
@@ -99,41 +107,64 @@ void run_tile(const Product& x, int panel, int tile, size_t prefetch) {
   finish(x, panel, tile, sums);
 }
 
-// So many wide tiles of a panel are multiplied together, and share what is unpacked of its weights.
-constexpr int kWideTiles = 4;
+// Sums of several tiles of a panel: they share what is unpacked of its weights. A few tiles always do.
+constexpr int kFewTiles = 4;
+constexpr int kTileSums = kWideRows * 64;  // at most, of a slice
+constexpr int kManySums = 16 * 1024;       // for as many tiles as fit
 
-// Products with the wide kernels of a table, for one thread.
-class WideProduct {
+// The packed groups that come after those at work: of this panel, or of the next one.
+struct Coming {
+  const std::byte* data;
+  size_t size;
+};
+
+// Several tiles at a time, for one thread.
+class PanelProduct {
  public:
-  explicit WideProduct(const Product& product)
+  PanelProduct(const Product& product, const PanelKernels& kernels)
       : x_(product),
-        kernels_(*wide_kernels(product.table, product.a.kind())),
+        kernels_(kernels),
         layout_(static_cast<size_t>(product.w.layout())),
         groups_(padded_inputs(product.w.layout(), static_cast<size_t>(product.w.inputs())) / kGroup) {}
 
   void run(const GemmPart& part) {
+    const int most = std::max(kFewTiles, kManySums / (x_.w.slices() * tile_sums()));
+    alone_ = part.tile_end - part.tile_begin == 1;
     for (int p = part.panel_begin; p < part.panel_end; p++) {
-      for (int t = part.tile_begin; t < part.tile_end; t += kWideTiles) {
-        const int end = std::min(t + kWideTiles, part.tile_end);
-        // A single tile waits for memory anyway.
-        const bool next = end == part.tile_end && part.tile_end - part.tile_begin > 1 && p + 1 < part.panel_end;
-        run(p, t, end, next);
+      for (int t = part.tile_begin; t < part.tile_end; t += most) {
+        const int end = std::min(t + most, part.tile_end);
+        run(p, t, end, end == part.tile_end && p + 1 < part.panel_end);
       }
     }
     if (rows_ != 0) kernels_.leave();
   }
 
  private:
-  // Tiles [begin, end) of a panel; `next` says that the panel behind it should be fetched meanwhile.
+  int tile_sums() const { return (x_.a.wide() ? kWideRows : kTileRows) * x_.width(); }
+
+  // What follows group `last` - 1; `next` says that the panel behind this one is this thread's too.
+  Coming coming_after(int panel, size_t last, bool next) const {
+    const bool same = last < groups_;
+    const size_t from = same ? last : 0;
+    const size_t to = same || next ? std::min(from + kernels_.groups, groups_) : 0;
+    const size_t begin = group_offset(x_.w.layout(), from);
+    return {x_.w.panel(same ? panel : panel + 1) + begin, group_offset(x_.w.layout(), to) - begin};
+  }
+
+  // Tiles [begin, end) of a panel; `next` as above.
   void run(int panel, int begin, int end, bool next) {
-    constexpr int kMostColumns = 64;
-    alignas(64) float all_sums[kWideTiles * kMaxSlices * kWideRows * kMostColumns];
-    const auto sums = [&](int t) { return all_sums + (t - begin) * x_.w.slices() * kWideRows * x_.width(); };
-    alignas(64) std::byte unpacked[kMaxUnpackedGroups * kWideGroupBytes];
+    alignas(64) float all_sums[std::max(kFewTiles * kMaxSlices * kTileSums, kManySums)];
+    const auto sums = [&](int t) { return all_sums + (t - begin) * x_.w.slices() * tile_sums(); };
+    alignas(64) std::byte weights[kUnpackedBytes];
     const auto unpack = kernels_.unpack[layout_];
     for (size_t first = 0; first < groups_; first += kernels_.groups) {
       const size_t last = std::min(first + kernels_.groups, groups_);
-      if (unpack != nullptr) unpack({x_.w.panel(panel), first, last, unpacked});
+      // Each tile fetches its share of what comes next: all at once would keep memory busy for a short while only. A
+      // tile alone waits for memory anyway.
+      const Coming coming = alone_ ? Coming{nullptr, 0} : coming_after(panel, last, next);
+      const size_t shares = static_cast<size_t>(end - begin) * (last - first);
+      const size_t share = round_up((coming.size + shares - 1) / shares, 64);  // of a tile and group
+      if (unpack != nullptr) unpack({x_.w.panel(panel), first, last, weights});
       for (int t = begin; t < end; t++) {
         // To set up for another number of rows takes long, so a short tile that needs no unpacking waits for all
         // groups.
@@ -141,15 +172,18 @@ class WideProduct {
         if (waits && last < groups_) continue;
         if (last == groups_) fetch_output(x_, panel, t);
         enter(x_.rows(t));
+        const size_t fetched = std::min(static_cast<size_t>(t - begin) * (last - first) * share, coming.size);
         kernels_.tile[layout_]({
             .rows = rows_,
             .first = waits ? 0 : first,
             .last = last,
             .slice = groups_ / static_cast<size_t>(x_.w.slices()),
             .a = x_.a.tile(t),
-            .weights = unpacked,
+            .weights = weights,
             .panel = x_.w.panel(panel),
-            .prefetch = next && t + 1 == end ? x_.w.panel_stride() : 0,
+            .fetch = coming.data + fetched,
+            .fetch_bytes = waits || fetched == coming.size ? 0 : share,
+            .next_a = t + 1 < end ? static_cast<size_t>(x_.rows(t)) * x_.a.pitch() : 0,
             .sums = sums(t),
         });
       }
@@ -164,9 +198,10 @@ class WideProduct {
   }
 
   const Product& x_;
-  const WideKernels& kernels_;
+  const PanelKernels& kernels_;
   size_t layout_;
   size_t groups_;
+  bool alone_ = false;
   int rows_ = 0;  // of the tiles that the kernels are set up for
 };
 
@@ -202,7 +237,7 @@ void Activations::reshape(const KernelTable& table, ActivationKind kind, int row
   kind_ = kind;
   rows_ = rows;
   inputs_ = inputs;
-  const WideKernels* wide = wide_kernels(table, kind);
+  const PanelKernels* wide = wide_kernels(table, kind);
   wide_ = wide != nullptr && rows >= wide->least_rows;
   const int most = wide_ ? kWideRows : kTileRows;
   tiles_ = (rows + most - 1) / most;
@@ -276,7 +311,7 @@ void gemm_panels(const KernelTable& table, const PackedMatrix& w, const Activati
                  const GemmPart& part) {
   check_call(w, a, output);
   const Product product{table, w, a, output};
-  if (a.wide()) return WideProduct(product).run(part);
+  if (const PanelKernels* kernels = panel_kernels(table, w, a)) return PanelProduct(product, *kernels).run(part);
   for (int p = part.panel_begin; p < part.panel_end; p++) {
     for (int t = part.tile_begin; t < part.tile_end; t++) {
       // While the last tile works on this panel from cache, memory would idle: the next panel is fetched then.

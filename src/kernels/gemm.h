@@ -48,7 +48,7 @@ class Activations {
   int inputs() const { return inputs_; }
 
   // Rows are multiplied in tiles, as equal in size as can be: 8 rows are 4 + 4, not 6 + 2. Tile t holds rows
-  // [tile_begin(t), tile_begin(t + 1)). Wide tiles, of kernels for many rows, are full but the last.
+  // [tile_begin(t), tile_begin(t + 1)). Wide tiles, of matrix instructions, are full but the last.
   int tiles() const { return tiles_; }
   int tile_begin(int t) const {
     return wide_ ? std::min(t * kWideRows, rows_) : static_cast<int>(int64_t{rows_} * t / tiles_);

@@ -72,15 +72,14 @@ struct GemmKernels {
   void (*round_row_bf16)(const float* x, int k, std::byte* out);
 };
 
-// Products of many rows with matrix instructions. Rows are multiplied in tiles of kWideRows; the last one has the rest.
+// Products of several tiles with one panel. Integers are unpacked once for all of them, to what the same table's tiles
+// read; bf16 is read as it lies in memory. Tiles are those of GemmKernels, or wide ones, of matrix instructions.
 //
-// Integers: tiles lie as those of fewer rows do, the last one with room for half of kWideRows or all; what is behind
-// its last row is never read as a result. Weights are unpacked first, for several tiles, to the value itself as int8:
-// for each group of 32 inputs [2 vectors of 16 columns][8 steps of 4 inputs][16 columns][4]. bf16: for each block of 32
-// inputs [rows of the tile][32] bf16. Weights are read from the panel.
+// Wide tiles hold kWideRows, the last one the rest. Of integers they lie as the others do, the last one with room for
+// half of kWideRows or all; what is behind its last row is never read as a result. Of bf16, for each block of 32 inputs
+// [rows of the tile][32].
 inline constexpr int kWideRows = 16;
-inline constexpr size_t kWideGroupBytes = 32 * kGroup;
-inline constexpr size_t kMaxUnpackedGroups = 64;
+inline constexpr size_t kUnpackedBytes = 64 * 1024;  // at most, at a time
 static constexpr int wide_slots(int rows) { return rows > kWideRows / 2 ? kWideRows : kWideRows / 2; }
 
 // Groups [first, last) of a panel.
@@ -92,28 +91,31 @@ struct UnpackArgs {
 
 // One tile of activations times groups (blocks of bf16) [first, last) of one panel. Where `first` is not the first of a
 // slice, its sums go on from `sums`.
-struct WideTileArgs {
+struct PanelTileArgs {
   int rows;
   size_t first, last;
   size_t slice;              // groups of a slice
   const std::byte* a;        // the tile
   const std::byte* weights;  // of integers: unpacked, from group `first` on
   const std::byte* panel;    // of integers: for the scales
-  size_t prefetch;           // as in TileArgs
-  float* sums;               // [slices][rows][panel columns], 64-byte aligned: by rule 1 or 4
+  const std::byte* fetch;    // so many bytes for each group, from here on, should be fetched meanwhile
+  size_t fetch_bytes;
+  size_t next_a;  // bytes from `a` to what the next call reads; 0 for nothing
+  float* sums;    // [slices][rows][panel columns], 64-byte aligned: by rule 1 or 4
 };
 
-struct WideKernels {
+struct PanelKernels {
   int least_rows;  // fewer are multiplied as well by GemmKernels
-  size_t groups;   // so many at a time for several tiles, at most kMaxUnpackedGroups: caches should hold their weights
+  size_t groups;   // multiplied at a time for several tiles: caches should hold their weights
 
   // Around any number of tiles of one layout, in the thread that computes them; enter() again before tiles of another
   // number of rows.
   void (*enter)(Layout layout, int rows);
   void (*leave)();
-  // Indexed by Layout; null for layouts of another kind of activations, and what needs no unpacking.
+  // Indexed by Layout; null for layouts of another kind of activations, and those that GemmKernels multiply as well.
+  // Bf16 has no unpack.
   void (*unpack[kLayouts])(const UnpackArgs& args);
-  void (*tile[kLayouts])(const WideTileArgs& args);
+  void (*tile[kLayouts])(const PanelTileArgs& args);
   // As GemmKernels' for a row of a wide tile: a block of 32 inputs lies `step` bytes behind the one before. Null for
   // integers.
   void (*round_row_bf16)(const float* x, int k, std::byte* out, size_t step);
@@ -125,8 +127,11 @@ const GemmKernels& gemm_kernels_avx2();
 const GemmKernels& gemm_kernels_avx2_vnni();
 const GemmKernels& gemm_kernels_avx512();
 const GemmKernels& gemm_kernels_avx512_bf16();
-const WideKernels& wide_kernels_amx();
-const WideKernels& wide_kernels_amx_bf16();
+const PanelKernels& unpacked_kernels_avx2();
+const PanelKernels& unpacked_kernels_avx2_vnni();
+const PanelKernels& unpacked_kernels_avx512();
+const PanelKernels& wide_kernels_amx();
+const PanelKernels& wide_kernels_amx_bf16();
 // Whether this CPU's vdpbf16ps equals two FMAs, the upper elements first, so that it can follow rule 1, and beats them;
 // needs flush-to-zero set.
 bool vdpbf16ps_follows_rule_1();

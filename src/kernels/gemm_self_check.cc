@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kInputs = 256;
 constexpr int kRows = kTileRows;
-constexpr const char* kNames[kLayouts] = {"f32",        "f16",  "bf16",     "int4",       "int4 min",
-                                          "int4 super", "int8", "int8 min", "int8 super", "int8 sub"};
+constexpr const char* kNames[kLayouts] = {"f32",  "f16",      "bf16",       "int4",     "int4 min", "int4 super",
+                                          "int5", "int5 min", "int5 super", "int6 sub", "int8"};
 
 // Enough randomness for a test: xorshift64*.
 class Numbers {
@@ -114,10 +114,8 @@ std::vector<Line> random_panel(Layout layout, Numbers& numbers) {
     std::byte* weights = bytes + weights_offset(layout, g);
     for (size_t i = 0; i < weight_bytes(layout); i++) {
       weights[i] = static_cast<std::byte>(numbers.bits());
-      if (has_super(layout) && !is_int4(layout)) weights[i] &= std::byte{63};
-      if (layout == Layout::kInt8Min || layout == Layout::kInt8Super) weights[i] &= std::byte{31};
     }
-    if (layout == Layout::kInt8Sub || !has_super(layout)) continue;
+    if (has_sub(layout) || !has_super(layout)) continue;
     for (size_t i = 0; i < scale_bytes(layout); i++) weights[weight_bytes(layout) + i] &= std::byte{63};
   }
   return panel;
@@ -156,55 +154,59 @@ bool tiles_agree(const GemmKernels& kernels, const GemmKernels& scalar, Layout l
   return true;
 }
 
-// A wide tile as large as any, or with as few rows as a short one holds.
-struct alignas(64) WideTile {
+// As large as any.
+struct alignas(64) PanelTile {
   std::byte bytes[kWideRows * kInputs / kGroup * std::max(kGroupRowBytes, kGroup * sizeof(uint16_t))];
 };
 
 // Row r of a wide tile is row r % kRows.
-WideTile prepare_wide(const KernelTable& table, const WideKernels& wide, Layout layout, const Rows& rows, int count) {
-  WideTile tile{};
+PanelTile prepare_panel_tile(const KernelTable& table, bool wide, Layout layout, const Rows& rows, int count) {
+  PanelTile tile{};
   for (int r = 0; r < count; r++) {
     const float* x = rows.data() + r % kRows * kInputs;
     const auto index = static_cast<size_t>(r);
     if (is_integer(layout)) {
-      const auto slots = static_cast<size_t>(wide_slots(count));
+      const auto slots = static_cast<size_t>(wide ? wide_slots(count) : count);
       table.gemm->quantise_row(x, kInputs, tile.bytes + index * kGroup,
                                tile.bytes + slots * kGroup + index * sizeof(GroupMeta), slots * kGroupRowBytes);
     } else {
       constexpr size_t kBytes = kGroup * sizeof(uint16_t);
-      wide.round_row_bf16(x, kInputs, tile.bytes + index * kBytes, static_cast<size_t>(count) * kBytes);
+      table.wide_bf16->round_row_bf16(x, kInputs, tile.bytes + index * kBytes, static_cast<size_t>(count) * kBytes);
     }
   }
   return tile;
 }
 
-// Tiles of many rows, in two steps and two slices, against one scalar row after the other.
-bool wide_tiles_agree(const KernelTable& table, const WideKernels& wide, Layout layout, const Rows& rows,
-                      const std::byte* panel) {
+// Tiles of several rows, in two steps and two slices, against one scalar row after the other.
+bool panel_tiles_agree(const KernelTable& table, const PanelKernels& kernels, Layout layout, const Rows& rows,
+                       const std::byte* panel) {
   constexpr size_t kGroups = kInputs / kGroup;
   const GemmKernels& scalar = gemm_kernels_scalar();
   const auto row_sums = static_cast<size_t>(panel_columns(layout));
   const auto l = static_cast<size_t>(layout);
-  for (int count : {kWideRows, kWideRows - 1, kWideRows / 2, 1}) {
-    const WideTile tile = prepare_wide(table, wide, layout, rows, count);
+  const bool wide = &kernels != table.unpacked_int8;
+  const int most = wide ? kWideRows : kTileRows;
+  for (int count = 1; count <= most; count++) {
+    const PanelTile tile = prepare_panel_tile(table, wide, layout, rows, count);
     Sums got{};
-    wide.enter(layout, count);
+    kernels.enter(layout, count);
     for (size_t first : {size_t{0}, size_t{3}}) {
       const size_t last = first == 0 ? 3 : kGroups;
-      std::array<Line, kGroups * kWideGroupBytes / sizeof(Line)> weights;
-      if (wide.unpack[l] != nullptr) wide.unpack[l]({panel, first, last, weights[0].bytes});
-      wide.tile[l]({.rows = count,
-                    .first = first,
-                    .last = last,
-                    .slice = kGroups / 2,
-                    .a = tile.bytes,
-                    .weights = weights[0].bytes,
-                    .panel = panel,
-                    .prefetch = 0,
-                    .sums = got.at});
+      std::array<Line, kUnpackedBytes / sizeof(Line)> weights;
+      if (kernels.unpack[l] != nullptr) kernels.unpack[l]({panel, first, last, weights[0].bytes});
+      kernels.tile[l]({.rows = count,
+                       .first = first,
+                       .last = last,
+                       .slice = kGroups / 2,
+                       .a = tile.bytes,
+                       .weights = weights[0].bytes,
+                       .panel = panel,
+                       .fetch = panel,
+                       .fetch_bytes = 0,
+                       .next_a = 0,
+                       .sums = got.at});
     }
-    wide.leave();
+    kernels.leave();
     for (int r = 0; r < count; r++) {
       Rows last;
       std::memcpy(last.data() + last.size() - kInputs, rows.data() + r % kRows * kInputs, kInputs * sizeof(float));
@@ -280,9 +282,9 @@ Result<void> gemm_self_check(const KernelTable& table) {
     const auto layout = static_cast<Layout>(l);
     const std::vector<Line> panel = random_panel(layout, numbers);
     if (!tiles_agree(kernels, scalar, layout, rows, panel[0].bytes)) return differs(kNames[l]);
-    for (const WideKernels* wide : {table.wide_int8, table.wide_bf16}) {
-      if (wide == nullptr || wide->tile[l] == nullptr) continue;
-      if (!wide_tiles_agree(table, *wide, layout, rows, panel[0].bytes)) return differs(kNames[l]);
+    for (const PanelKernels* several : {table.unpacked_int8, table.wide_int8, table.wide_bf16}) {
+      if (several == nullptr || several->tile[l] == nullptr) continue;
+      if (!panel_tiles_agree(table, *several, layout, rows, panel[0].bytes)) return differs(kNames[l]);
     }
   }
   if (!finish_agrees(kernels, scalar, numbers)) return differs("sums of slices");

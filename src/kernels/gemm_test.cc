@@ -53,7 +53,7 @@ std::vector<NamedTable> tables() {
   return all;
 }
 
-const WideKernels* wide_of(const KernelTable& table, ActivationKind kind) {
+const PanelKernels* wide_of(const KernelTable& table, ActivationKind kind) {
   return kind == ActivationKind::kInt8 ? table.wide_int8 : kind == ActivationKind::kBF16 ? table.wide_bf16 : nullptr;
 }
 
@@ -255,21 +255,22 @@ TEST_F(Gemm, ColumnRangesAreThoseColumns) {
   }
 }
 
-// More groups than wide tiles unpack at a time, with slices that end inside of those, and rows that start anywhere in
-// memory that nobody set.
-TEST_F(Gemm, LongRowsHaveTheSameBitsInWideTiles) {
+// More groups than are unpacked at a time, with slices that end inside of those; more tiles than read them in turn; and
+// rows that start anywhere in memory that nobody set.
+TEST_F(Gemm, UnpackedWeightsHaveTheSameBits) {
   struct Case {
     int k, m, slices;
   };
   for (WeightFormat format : kFormats) {
     if (!weights::is_quantised(format) && format != WeightFormat::kBF16) continue;
-    for (const auto [k, m, slices] : {Case{2304, 70, 1}, {6144, 35, 8}, {4608, 42, 2}, {256, 129, 1}}) {
+    for (const auto [k, m, slices] : {Case{2304, 70, 1}, {6144, 75, 8}, {4608, 42, 2}, {256, 600, 1}}) {
       const oracle::Matrix w = oracle::random_matrix(format, 37, k, rng);
       const std::vector<float> x = oracle::random_rows(m, k, rng);
       const PackedMatrix matrix = packed(w, WeightTarget::kNative, slices);
       const auto want = oracle::product(w, x, m, arithmetic_of(matrix.layout()), slices);
       for (const NamedTable& t : tables()) {
-        if (wide_of(t.table, activation_kind(matrix.layout())) == nullptr) continue;
+        const bool integers = weights::is_quantised(format) && t.table.unpacked_int8 != nullptr;
+        if (!integers && wide_of(t.table, activation_kind(matrix.layout())) == nullptr) continue;
         const auto got = run(t.table, matrix, x.data(), m, pool);
         ASSERT_EQ(oracle::difference(want.data(), got.data(), got.size(), w.n), "")
             << place(t, format, WeightTarget::kNative, m) << " K=" << k << " slices " << slices;
@@ -305,7 +306,7 @@ TEST_F(Gemm, PartsCoverEverythingOnce) {
       const oracle::Matrix w = oracle::random_matrix(format, n, 32, rng);
       const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
       const ActivationKind kind = activation_kind(matrix.layout());
-      const WideKernels* wide = wide_of(t.table, kind);
+      const PanelKernels* wide = wide_of(t.table, kind);
       for (int m : {1, 5, 64, 255, 1000}) {
         Activations a;
         ASSERT_TRUE(a.reserve(m, 32, allocator));
@@ -356,16 +357,17 @@ TEST_F(Gemm, SelfTestPassesAndSeesAWrongKernel) {
     const auto result = gemm_self_check(table);
     ASSERT_FALSE(result) << t.name;
     EXPECT_NE(result.error().message.find("int4 min"), std::string::npos);
-    if (t.table.wide_int8 != nullptr) {
-      WideKernels wrong_wide = *t.table.wide_int8;
-      wrong_wide.tile[static_cast<size_t>(Layout::kInt8)] = wrong_wide.tile[static_cast<size_t>(Layout::kInt4Min)];
+    for (auto member : {&KernelTable::unpacked_int8, &KernelTable::wide_int8}) {
+      if (t.table.*member == nullptr) continue;
+      PanelKernels mixed = *(t.table.*member);
+      mixed.unpack[static_cast<size_t>(Layout::kInt5)] = mixed.unpack[static_cast<size_t>(Layout::kInt6Sub)];
       table = t.table;
-      table.wide_int8 = &wrong_wide;
+      table.*member = &mixed;
       EXPECT_FALSE(gemm_self_check(table)) << t.name;
     }
     if (t.table.wide_bf16 != nullptr) {
-      WideKernels wrong_wide = *t.table.wide_bf16;
-      wrong_wide.tile[static_cast<size_t>(Layout::kBF16)] = [](const WideTileArgs&) {};
+      PanelKernels wrong_wide = *t.table.wide_bf16;
+      wrong_wide.tile[static_cast<size_t>(Layout::kBF16)] = [](const PanelTileArgs&) {};
       table = t.table;
       table.wide_bf16 = &wrong_wide;
       EXPECT_FALSE(gemm_self_check(table)) << t.name;

@@ -27,6 +27,7 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .isa = isa,
         .native_bf16 = native,
         .gemm = native ? &gemm_kernels_avx512_bf16() : &gemm_kernels_avx512(),
+        .unpacked_int8 = &unpacked_kernels_avx512(),
         .wide_int8 = cpu.amx_int8 ? &wide_kernels_amx() : nullptr,
         .wide_bf16 = cpu.amx_bf16 ? &wide_kernels_amx_bf16() : nullptr,
         .attention = cpu.amx_bf16 && cpu.avx512_bf16 ? &attention_kernels_avx512_amx()
@@ -41,6 +42,7 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .isa = isa,
         .native_bf16 = false,
         .gemm = cpu.avx_vnni ? &gemm_kernels_avx2_vnni() : &gemm_kernels_avx2(),
+        .unpacked_int8 = cpu.avx_vnni ? &unpacked_kernels_avx2_vnni() : &unpacked_kernels_avx2(),
         .wide_int8 = nullptr,
         .wide_bf16 = nullptr,
         .attention = &attention_kernels_avx2(),
@@ -66,6 +68,7 @@ Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu) {
   return KernelTable{.isa = isa,
                      .native_bf16 = false,
                      .gemm = &gemm_kernels_scalar(),
+                     .unpacked_int8 = nullptr,
                      .wide_int8 = nullptr,
                      .wide_bf16 = nullptr,
                      .attention = &attention_kernels_scalar(),

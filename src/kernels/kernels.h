@@ -11,7 +11,7 @@
 namespace quire::kernels {
 
 struct GemmKernels;       // gemm_kernels.h
-struct WideKernels;       // gemm_kernels.h
+struct PanelKernels;      // gemm_kernels.h
 struct AttentionKernels;  // attention_kernels.h
 struct RowKernels;        // row_ops.h
 struct ScanKernels;       // scan_kernels.h
@@ -20,8 +20,9 @@ struct KernelTable {
   Isa isa = Isa::kScalar;
   bool native_bf16 = false;  // bf16 products by vdpbf16ps instead of two FMAs
   const GemmKernels* gemm = nullptr;
-  const WideKernels* wide_int8 = nullptr;  // products of several rows by AMX; null without it
-  const WideKernels* wide_bf16 = nullptr;
+  const PanelKernels* unpacked_int8 = nullptr;  // products of several tiles; null if there are none
+  const PanelKernels* wide_int8 = nullptr;      // products of several rows by AMX; null without it
+  const PanelKernels* wide_bf16 = nullptr;
   const AttentionKernels* attention = nullptr;
   const RowKernels* rows = nullptr;
   const ScanKernels* scan = nullptr;

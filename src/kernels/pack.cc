@@ -53,9 +53,20 @@ class Rows {
   std::span<const PackSource> sources_;
 };
 
-// Writes one decoded group as column c of its place in a panel.
+// The upper bits of 5- and 6-bit weights as column c of a group.
+void write_high_bits(int bits, const uint8_t* weights, int c, std::byte* high) {
+  const int width = bits - 4;
+  const int in_byte = 8 / width;  // weights 4 apart share a byte
+  for (int k = 0; k < kGroup; k++) {
+    std::byte& byte = high[k / (4 * in_byte) * 128 + c * 4 + k % 4];
+    byte |= static_cast<std::byte>((weights[k] >> 4) << (width * (k / 4 % in_byte)));
+  }
+}
+
+// Writes one decoded group as column c of its place in a panel, which is still zero there.
 void write_group(Layout layout, const DecodedGroup& group, int c, int g, std::byte* panel) {
   const auto index = static_cast<size_t>(g);
+  const int bits = weight_bits(layout);
   if (has_super(layout) && g % kSuperGroups == 0) {
     std::byte* header = panel + super_offset(layout, index);
     std::memcpy(header + 2 * c, &group.d, 2);
@@ -67,14 +78,16 @@ void write_group(Layout layout, const DecodedGroup& group, int c, int g, std::by
     uint32_t high;
     std::memcpy(&low, group.weights + step * 8, 4);
     std::memcpy(&high, group.weights + step * 8 + 4, 4);
-    if (is_int4(layout)) {
-      low |= high << 4;
+    if (bits < 8) {
+      constexpr uint32_t kNibbles = 0x0f0f0f0f;
+      low = (low & kNibbles) | (high & kNibbles) << 4;
       std::memcpy(weights + step * 128 + c * 4, &low, 4);
     } else {
       std::memcpy(weights + step * 256 + c * 4, &low, 4);
       std::memcpy(weights + step * 256 + 128 + c * 4, &high, 4);
     }
   }
+  if (bits == 5 || bits == 6) write_high_bits(bits, group.weights, c, weights + 512);
   std::byte* scales = weights + weight_bytes(layout);
   if (has_super(layout)) {
     std::memcpy(scales + c, &group.factor[0], 1);
@@ -213,20 +226,21 @@ Layout layout_for(WeightFormat format, WeightTarget target) {
     case WeightFormat::kBF16:
       return Layout::kBF16;
     case WeightFormat::kQ8_0:
-    case WeightFormat::kQ5_0:
       return Layout::kInt8;
+    case WeightFormat::kQ5_0:
+      return Layout::kInt5;
     case WeightFormat::kQ4_0:
       return Layout::kInt4;
     case WeightFormat::kQ4_1:
       return Layout::kInt4Min;
     case WeightFormat::kQ5_1:
-      return Layout::kInt8Min;
+      return Layout::kInt5Min;
     case WeightFormat::kQ4_K:
       return Layout::kInt4Super;
     case WeightFormat::kQ5_K:
-      return Layout::kInt8Super;
+      return Layout::kInt5Super;
     case WeightFormat::kQ6_K:
-      return Layout::kInt8Sub;
+      return Layout::kInt6Sub;
   }
   return Layout::kBF16;
 }

@@ -103,8 +103,6 @@ DecodedGroup decode_group(WeightFormat format, const std::byte* row, int g) {
       out.d = read16(b);
       split_nibbles(b + 6, out.weights);
       add_high_bits(b + 2, out.weights);
-      // The value is the stored five bits minus 16; kInt8 stores it plus 128.
-      for (uint8_t& w : out.weights) w = static_cast<uint8_t>(w + 112);
       return out;
     case WeightFormat::kQ5_1:
       out.d = read16(b);

@@ -15,7 +15,7 @@ struct DecodedGroup {
   uint8_t weights[kGroup];  // the value plus weight_offset() of the native layout
   uint16_t d = 0;           // fp16 scale, of the group or its super-block
   uint16_t m = 0;           // fp16 minimum, or dmin of the super-block
-  uint8_t factor[2] = {};   // super-blocks: of d and of dmin; kInt8Sub: of d, as int8, for each 16 inputs
+  uint8_t factor[2] = {};   // super-blocks: of d and of dmin; ...Sub: of d, as int8, for each 16 inputs
 };
 
 // Group g of a row of blocks. `format` is a quantised one.

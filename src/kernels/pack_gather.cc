@@ -25,7 +25,7 @@ struct Scales {
 };
 
 Scales read_scales(Layout layout, const std::byte* header, const std::byte* scales, int c) {
-  if (layout == Layout::kInt8Sub) {
+  if (has_sub(layout)) {
     const float d = read_half(header + 2 * c);
     const auto low = static_cast<float>(read<int8_t>(scales + c));
     const auto high = static_cast<float>(read<int8_t>(scales + 32 + c));
@@ -47,13 +47,7 @@ void gather_integers(const PackedMatrix& matrix, const std::byte* panel, int c, 
     const std::byte* weights = panel + weights_offset(layout, group);
     const Scales s = read_scales(layout, panel + super_offset(layout, group), weights + weight_bytes(layout), c);
     for (int k = 0; k < kGroup; k++) {
-      int q;
-      if (is_int4(layout)) {
-        const int byte = std::to_integer<int>(weights[k / 8 * 128 + c * 4 + k % 4]);
-        q = k % 8 < 4 ? byte & 15 : byte >> 4;
-      } else {
-        q = std::to_integer<int>(weights[k / 4 * 128 + c * 4 + k % 4]);
-      }
+      const int q = stored_weight(layout, weights, c, k);
       const float product = s.scale[k / 16] * static_cast<float>(q - weight_offset(layout));
       out[g * kGroup + k] = has_min(layout) ? product + s.min : product;
     }

@@ -53,7 +53,7 @@ TEST_F(Pack, GatheredRowsAreWhatTheFileMeans) {
 
 TEST_F(Pack, StacksSourcesAndReordersTheirRows) {
   const oracle::Matrix q = oracle::random_matrix(WeightFormat::kQ8_0, 40, 64, rng);
-  const oracle::Matrix v = oracle::random_matrix(WeightFormat::kQ5_0, 21, 64, rng);  // the same layout
+  const oracle::Matrix v = oracle::random_matrix(WeightFormat::kQ8_0, 21, 64, rng);
   const weights::Tensor tensors[] = {q.tensor(), v.tensor()};
   const PackSource sources[] = {{&tensors[0], [](int n) { return 39 - n; }}, {&tensors[1]}};
   const auto matrix = pack(sources, WeightTarget::kNative, 1, allocator, pool);
@@ -112,7 +112,10 @@ TEST_F(Pack, SizesAreThoseOfTheFormats) {
   EXPECT_EQ(bytes(WeightFormat::kQ4_1, WeightTarget::kNative), 64U * 256 / 32 * 20);
   EXPECT_EQ(bytes(WeightFormat::kQ4_K, WeightTarget::kNative), 64U * 148);
   EXPECT_EQ(bytes(WeightFormat::kQ8_0, WeightTarget::kNative), 64U * 256 / 32 * 34);
-  EXPECT_EQ(bytes(WeightFormat::kQ6_K, WeightTarget::kNative), 64U * (256 + 16 + 2));
+  EXPECT_EQ(bytes(WeightFormat::kQ5_0, WeightTarget::kNative), 64U * 256 / 32 * 22);
+  EXPECT_EQ(bytes(WeightFormat::kQ5_1, WeightTarget::kNative), 64U * 256 / 32 * 24);
+  EXPECT_EQ(bytes(WeightFormat::kQ5_K, WeightTarget::kNative), 64U * 180);
+  EXPECT_EQ(bytes(WeightFormat::kQ6_K, WeightTarget::kNative), 64U * 210);
   EXPECT_EQ(bytes(WeightFormat::kF16, WeightTarget::kNative), 64U * 256 * 2);
   EXPECT_EQ(bytes(WeightFormat::kQ4_0, WeightTarget::kF32), 64U * 256 * 4);
 }

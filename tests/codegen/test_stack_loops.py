@@ -28,43 +28,85 @@ KERNELS = {
     "avx512/attention_bf16": {"scores", "values", "softmax", "chunk"},
 }
 
-# Stack accesses in innermost loops that are known: a rise fails. Numbers in <> are layout, rows and vectors of columns.
+LAYOUT_ENUM = re.compile(r"enum class Layout : uint8_t \{(.*?)\};", re.S)
+LAYOUT_HEADER = Path(__file__).parents[2] / "src" / "kernels" / "gemm_layout.h"
+LAYOUTS = re.findall(r"^ *k(\w+)", LAYOUT_ENUM.search(LAYOUT_HEADER.read_text())[1], re.M)
+SOURCES = ["panel", "unpacked"]
+
+# Stack accesses in innermost loops that are known: a rise fails. In <> are the layout, whether weights are unpacked,
+# rows, and vectors of columns.
 KNOWN = {
     # 4 rows of 2 vectors need 8 sums of integers and 8 of floats, and there are 16 registers: what is left on the stack
-    # are sums of floats, touched once a group of 32 inputs. 3 rows would read the weights a third more often.
+    # are sums of floats, touched once a group of 32 inputs. 3 rows would read the weights a third more often. Upper
+    # bits, and factors of half a group, take more.
     "avx2/gemm_integer": {
-        "run_pass<3, 3, 2>": 2,
-        "run_pass<3, 4, 2>": 10,
-        "run_pass<4, 3, 2>": 2,
-        "run_pass<4, 4, 2>": 10,
-        "run_pass<5, 3, 2>": 2,
-        "run_pass<5, 4, 2>": 10,
-        "run_pass<6, 3, 2>": 1,
-        "run_pass<6, 4, 2>": 9,
-        "run_pass<7, 4, 2>": 4,
-        "run_pass<8, 4, 2>": 4,
-        "run_pass<9, 4, 2>": 4,
+        "run_pass<Int4, panel, 3, 2>": 2,
+        "run_pass<Int4, panel, 4, 2>": 10,
+        "run_pass<Int4Min, panel, 3, 2>": 2,
+        "run_pass<Int4Min, panel, 4, 2>": 10,
+        "run_pass<Int4Super, panel, 3, 2>": 2,
+        "run_pass<Int4Super, panel, 4, 2>": 10,
+        "run_pass<Int5, panel, 1, 4>": 18,
+        "run_pass<Int5, panel, 2, 2>": 4,
+        "run_pass<Int5, panel, 3, 2>": 10,
+        "run_pass<Int5, panel, 4, 2>": 18,
+        "run_pass<Int5, unpacked, 4, 2>": 8,
+        "run_pass<Int5Min, panel, 1, 4>": 18,
+        "run_pass<Int5Min, panel, 2, 2>": 4,
+        "run_pass<Int5Min, panel, 3, 2>": 10,
+        "run_pass<Int5Min, panel, 4, 2>": 18,
+        "run_pass<Int5Min, unpacked, 4, 2>": 8,
+        "run_pass<Int5Super, panel, 1, 4>": 18,
+        "run_pass<Int5Super, panel, 2, 2>": 4,
+        "run_pass<Int5Super, panel, 3, 2>": 10,
+        "run_pass<Int5Super, panel, 4, 2>": 18,
+        "run_pass<Int5Super, unpacked, 4, 2>": 8,
+        "run_pass<Int6Sub, panel, 1, 4>": 57,
+        "run_pass<Int6Sub, panel, 2, 2>": 26,
+        "run_pass<Int6Sub, panel, 3, 2>": 48,
+        "run_pass<Int6Sub, panel, 4, 2>": 77,
+        "run_pass<Int6Sub, unpacked, 1, 4>": 10,
+        "run_pass<Int6Sub, unpacked, 2, 2>": 12,
+        "run_pass<Int6Sub, unpacked, 3, 2>": 32,
+        "run_pass<Int6Sub, unpacked, 4, 2>": 72,
+        "run_pass<Int8, panel, 3, 2>": 1,
+        "run_pass<Int8, panel, 4, 2>": 9,
     },
-    # The same. Layout 9 (Q6_K) has its two half groups unrolled into one loop.
+    # The same.
     "avx2/gemm_integer_vnni": {
-        "run_pass<3, 3, 2>": 1,
-        "run_pass<3, 4, 2>": 5,
-        "run_pass<4, 3, 2>": 1,
-        "run_pass<4, 4, 2>": 5,
-        "run_pass<5, 3, 2>": 1,
-        "run_pass<5, 4, 2>": 5,
-        "run_pass<6, 4, 2>": 4,
-        "run_pass<7, 4, 2>": 4,
-        "run_pass<8, 2, 2>": 3,
-        "run_pass<8, 4, 2>": 4,
-        "run_pass<9, 2, 2>": 6,
-        "run_pass<9, 3, 2>": 16,
-        "run_pass<9, 4, 2>": 28,
+        "run_pass<Int4, panel, 3, 2>": 1,
+        "run_pass<Int4, panel, 4, 2>": 5,
+        "run_pass<Int4Min, panel, 3, 2>": 1,
+        "run_pass<Int4Min, panel, 4, 2>": 5,
+        "run_pass<Int4Super, panel, 3, 2>": 1,
+        "run_pass<Int4Super, panel, 4, 2>": 5,
+        "run_pass<Int5, panel, 1, 4>": 18,
+        "run_pass<Int5, panel, 2, 2>": 2,
+        "run_pass<Int5, panel, 3, 2>": 8,
+        "run_pass<Int5, panel, 4, 2>": 16,
+        "run_pass<Int5, unpacked, 4, 2>": 2,
+        "run_pass<Int5Min, panel, 1, 4>": 18,
+        "run_pass<Int5Min, panel, 2, 2>": 2,
+        "run_pass<Int5Min, panel, 3, 2>": 9,
+        "run_pass<Int5Min, panel, 4, 2>": 16,
+        "run_pass<Int5Min, unpacked, 4, 2>": 2,
+        "run_pass<Int5Super, panel, 1, 4>": 18,
+        "run_pass<Int5Super, panel, 2, 2>": 2,
+        "run_pass<Int5Super, panel, 3, 2>": 9,
+        "run_pass<Int5Super, panel, 4, 2>": 16,
+        "run_pass<Int5Super, unpacked, 4, 2>": 2,
+        "run_pass<Int6Sub, panel, 1, 4>": 60,
+        "run_pass<Int6Sub, panel, 2, 2>": 16,
+        "run_pass<Int6Sub, panel, 3, 2>": 30,
+        "run_pass<Int6Sub, panel, 4, 2>": 55,
+        "run_pass<Int6Sub, unpacked, 3, 2>": 12,
+        "run_pass<Int6Sub, unpacked, 4, 2>": 22,
+        "run_pass<Int8, panel, 4, 2>": 2,
     },
     # The mask of the odd inputs.
     "avx2/gemm_float": {"block_tile<4>": 1, "block_tile<5>": 1, "block_tile<6>": 1},
     # Tiles reach vector registers through memory alone: each vector of products is read once from where they were put.
-    "avx512/gemm_amx": {f"pass<{layout}, {rows}>": 4 * rows for layout in range(3, 10) for rows in (8, 16)},
+    "avx512/gemm_amx": {f"pass<{layout}, {rows}>": 4 * rows for layout in LAYOUTS for rows in (8, 16)},
     # Constants of exp2, and masks, loaded again for every 16 keys.
     "avx2/attention": {
         "softmax<Tile<Bf16Words, 6, 1>>": 18,
@@ -75,13 +117,22 @@ KNOWN = {
     "avx512/attention": {"chunk<Tile<Bf16Words, 6, 4>>": 1},
     "avx512/attention_bf16": {"chunk<Tile<NativeBf16Words, 6, 4>>": 1},
     # 24 sums and their scales are just above 32 registers: 2 and 4 accesses among some 250 instructions.
-    "avx512/gemm_integer": {"pass<4, 6, 2>": 2, "pass<5, 6, 2>": 4},
+    "avx512/gemm_integer": {
+        "pass<Int4Min, panel, 6, 2>": 2,
+        "pass<Int4Super, panel, 6, 2>": 10,
+        "pass<Int5Min, panel, 6, 2>": 4,
+        "pass<Int5Super, panel, 6, 2>": 6,
+        "pass<Int6Sub, panel, 4, 2>": 2,
+    },
 }
 
 
 def short_name(function):
-    """`void quire::...::run_pass<(quire::kernels::Layout)3, 4, 2>(...) [clone]` as `run_pass<3, 4, 2>`."""
-    name = re.sub(r"\(anonymous namespace\)::|\([\w:]*Layout\)|\b(?:\w+::)+|^\w+ (?=\w)", "", function)
+    """`void quire::...::run_pass<(quire::kernels::Layout)3, 4, 2>(...) [clone]` as `run_pass<Int4, 4, 2>`."""
+    name = re.sub(r"\(anonymous namespace\)::", "", function)
+    name = re.sub(r"\([\w:]*Layout\)(\d+)", lambda m: LAYOUTS[int(m[1])], name)
+    name = re.sub(r"\([\w:]*Source\)(\d)", lambda m: SOURCES[int(m[1])], name)
+    name = re.sub(r"\b(?:\w+::)+|^\w+ (?=\w)", "", name)
     name = re.sub(r"^(?:void|SoftmaxState) ", "", name)
     return re.sub(r"\(.*|\[clone.*", "", name).strip().replace("> >", ">>")
 
@@ -190,6 +241,6 @@ def test_only_innermost_loops_that_call_nothing_count():
 
 def test_names_are_those_of_the_table():
     pass_name = "void quire::kernels::avx512::(anonymous namespace)::pass<(quire::kernels::Layout)4, 6, 2>(quire::kernels::TileArgs const&, int) [clone .constprop.0]"
-    assert short_name(pass_name) == "pass<4, 6, 2>"
+    assert short_name(pass_name) == "pass<Int4Min, 6, 2>"
     softmax = "quire::kernels::SoftmaxState quire::kernels::(anonymous namespace)::softmax<quire::kernels::(anonymous namespace)::Tile<quire::kernels::(anonymous namespace)::I8Words, 3, 1> >(float*)"
     assert short_name(softmax) == "softmax<Tile<I8Words, 3, 1>>"

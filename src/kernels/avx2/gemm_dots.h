@@ -31,27 +31,56 @@ inline __m256i broadcast(const std::byte* a) {
   return _mm256_set1_epi32(word);
 }
 
+// Where weights come from: a panel as it lies in memory, or unpacked to bytes in the order of 8 bits.
+enum class Source : bool { kPanel, kUnpacked };
+
+template <Layout L, Source S>
+constexpr int kBits = S == Source::kUnpacked ? 8 : weight_bits(L);
+
+// Four weights of each of 8 columns, and the next four, from step `step` of 8 inputs on. 5 and 6 bits: their upper bits
+// are shifted along from step to step, in `bits`; those of a byte's neighbour come in from above and are never reached.
+template <Layout L, Source S>
+inline void load_step(const std::byte* weights, int step, __m256i& bits, __m256i& low, __m256i& high) {
+  constexpr int kWidth = kBits<L, S> - 4;
+  const std::byte* p = weights + static_cast<size_t>(step) * (kBits<L, S> == 8 ? 256 : 128);
+  low = load(p);
+  if constexpr (kBits<L, S> == 8) {
+    high = load(p + 128);
+    return;
+  }
+  const __m256i nibble = _mm256_set1_epi8(15);
+  high = _mm256_and_si256(_mm256_srli_epi16(low, 4), nibble);
+  low = _mm256_and_si256(low, nibble);
+  if constexpr (kWidth == 1 || kWidth == 2) {
+    const __m256i mask = _mm256_set1_epi8(kWidth == 1 ? 16 : 48);
+    low = _mm256_or_si256(low, _mm256_and_si256(_mm256_slli_epi16(bits, 4), mask));
+    high = _mm256_or_si256(high, _mm256_and_si256(_mm256_slli_epi16(bits, 4 - kWidth), mask));
+    bits = _mm256_srli_epi16(bits, 2 * kWidth);
+  }
+}
+
+// What load_step() begins with at step 0, or 2 of six bits.
+template <Layout L, Source S>
+inline __m256i first_bits(const std::byte* weights, int step) {
+  if constexpr (kBits<L, S> == 5) return load(weights + 512);
+  if constexpr (kBits<L, S> == 6) return load(weights + 512 + step / 2 * 128);
+  return _mm256_setzero_si256();
+}
+
 #if defined(__AVXVNNI__)
 
 // Steps of 8 inputs, [first, last) of a group's four, added to `dot`.
-template <Layout L, int kRows, int kVectors>
+template <Layout L, Source S, int kRows, int kVectors>
 inline void add_steps(const GroupArgs& g, int first, int last, __m256i (&dot)[kRows][kVectors]) {
-  const __m256i nibble = _mm256_set1_epi8(15);
+  __m256i bits[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; v++) bits[v] = first_bits<L, S>(g.weights + v * 32, first);
 #pragma GCC unroll 1
   for (int step = first; step < last; step++) {
-    const std::byte* p = g.weights + static_cast<size_t>(step) * weight_bytes(L) / 4;
     __m256i low[kVectors];
     __m256i high[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; v++) {
-      low[v] = load(p + v * 32);
-      if constexpr (is_int4(L)) {
-        high[v] = _mm256_and_si256(_mm256_srli_epi16(low[v], 4), nibble);
-        low[v] = _mm256_and_si256(low[v], nibble);
-      } else {
-        high[v] = load(p + 128 + v * 32);
-      }
-    }
+    for (int v = 0; v < kVectors; v++) load_step<L, S>(g.weights + v * 32, step, bits[v], low[v], high[v]);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; r++) {
       const std::byte* a = g.inputs(r) + step * 8;
@@ -68,12 +97,13 @@ inline void add_steps(const GroupArgs& g, int first, int last, __m256i (&dot)[kR
 template <Layout L>
 inline int32_t start_of(const GroupMeta& meta, int half) {
   if constexpr (L == Layout::kInt4) return meta.minus_8_sum;
+  if constexpr (L == Layout::kInt5) return 2 * meta.minus_8_sum;
   if constexpr (L == Layout::kInt8) return meta.minus_128_sum;
-  if constexpr (L == Layout::kInt8Sub) return meta.minus_32_sum[half];
+  if constexpr (has_sub(L)) return meta.minus_32_sum[half];
   return 0;
 }
 
-template <Layout L, int kRows, int kVectors>
+template <Layout L, Source S, int kRows, int kVectors>
 inline void dots(const GroupArgs& g, int first, int last, __m256i (&dot)[kRows][kVectors]) {
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; r++) {
@@ -81,27 +111,22 @@ inline void dots(const GroupArgs& g, int first, int last, __m256i (&dot)[kRows][
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) dot[r][v] = _mm256_set1_epi32(start);
   }
-  add_steps<L, kRows, kVectors>(g, first, last, dot);
+  add_steps<L, S, kRows, kVectors>(g, first, last, dot);
 }
 
 #else
 
 // 4 bit: vpmaddubsw adds two products of at most 15 * 127 in 16 bits; the sixteen of a group add up to at most 30,480
 // and fit, so they are widened once.
-template <int kRows, int kVectors>
+template <Layout L, int kRows, int kVectors>
 inline void nibble_dots(const GroupArgs& g, __m256i (&dot)[kRows][kVectors]) {
-  const __m256i nibble = _mm256_set1_epi8(15);
+  __m256i none = _mm256_setzero_si256();
 #pragma GCC unroll 1
   for (int step = 0; step < 4; step++) {
-    const std::byte* p = g.weights + step * 128;
     __m256i low[kVectors];
     __m256i high[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; v++) {
-      const __m256i packed = load(p + v * 32);
-      low[v] = _mm256_and_si256(packed, nibble);
-      high[v] = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
-    }
+    for (int v = 0; v < kVectors; v++) load_step<L, Source::kPanel>(g.weights + v * 32, step, none, low[v], high[v]);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; r++) {
       const std::byte* a = g.inputs(r) + step * 8;
@@ -116,57 +141,92 @@ inline void nibble_dots(const GroupArgs& g, __m256i (&dot)[kRows][kVectors]) {
   }
 }
 
-// 8 bit: two products reach 32,512 in 16 bits, so every step of 4 inputs is widened. Unsigned weights below 64 go in as
-// they are. Weights of all eight bits are signed here: |w| is the unsigned operand and the activation takes w's sign;
-// the other way round -128 would not negate.
-template <Layout L, int kRows, int kVectors>
-inline void byte_dots(const GroupArgs& g, int first, int last, __m256i (&dot)[kRows][kVectors]) {
+// 5 and 6 bit: four products reach 4 * 63 * 127 = 32,004 in 16 bits, so every step of 8 inputs is
+// widened.
+template <Layout L, Source S, int kRows, int kVectors>
+inline void wide_dots(const GroupArgs& g, int first, int last, __m256i (&dot)[kRows][kVectors]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i bits[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; v++) bits[v] = first_bits<L, S>(g.weights + v * 32, first);
+#pragma GCC unroll 1
+  for (int step = first; step < last; step++) {
+    __m256i low[kVectors];
+    __m256i high[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; v++) load_step<L, S>(g.weights + v * 32, step, bits[v], low[v], high[v]);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; r++) {
+      const std::byte* a = g.inputs(r) + step * 8;
+      const __m256i b0 = broadcast(a);
+      const __m256i b1 = broadcast(a + 4);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; v++) {
+        const __m256i sum = _mm256_add_epi16(_mm256_maddubs_epi16(low[v], b0), _mm256_maddubs_epi16(high[v], b1));
+        dot[r][v] = _mm256_add_epi32(dot[r][v], _mm256_madd_epi16(sum, ones));
+      }
+    }
+  }
+}
+
+// All 8 bits: two products reach 32,512 in 16 bits, so every step of 4 inputs is widened. Weights are signed here: |w|
+// is the unsigned operand and the activation takes w's sign; the other way round -128 would not negate.
+template <int kRows, int kVectors>
+inline void byte_dots(const GroupArgs& g, __m256i (&dot)[kRows][kVectors]) {
   const __m256i ones = _mm256_set1_epi16(1);
   const __m256i offset = _mm256_set1_epi8(-128);
 #pragma GCC unroll 1
-  for (int step = 2 * first; step < 2 * last; step++) {
+  for (int step = 0; step < 8; step++) {
     const std::byte* p = g.weights + step * 128;
     __m256i w[kVectors];
     __m256i size[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) {
-      w[v] = load(p + v * 32);
-      if constexpr (L == Layout::kInt8) w[v] = _mm256_xor_si256(w[v], offset);
-      size[v] = L == Layout::kInt8 ? _mm256_abs_epi8(w[v]) : w[v];
+      w[v] = _mm256_xor_si256(load(p + v * 32), offset);
+      size[v] = _mm256_abs_epi8(w[v]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; r++) {
       const __m256i b = broadcast(g.inputs(r) + step * 4);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; v++) {
-        const __m256i factor = L == Layout::kInt8 ? _mm256_sign_epi8(b, w[v]) : b;
+        const __m256i factor = _mm256_sign_epi8(b, w[v]);
         dot[r][v] = _mm256_add_epi32(dot[r][v], _mm256_madd_epi16(_mm256_maddubs_epi16(size[v], factor), ones));
       }
     }
   }
 }
 
-template <Layout L, int kRows, int kVectors>
+// What undoes the weights' offset, where products use them unsigned.
+template <Layout L>
+inline int32_t start_of(const GroupMeta& meta, int half) {
+  if constexpr (L == Layout::kInt4) return meta.minus_8_sum;
+  if constexpr (L == Layout::kInt5) return 2 * meta.minus_8_sum;
+  if constexpr (has_sub(L)) return meta.minus_32_sum[half];
+  return 0;
+}
+
+template <Layout L, Source S, int kRows, int kVectors>
 inline void dots(const GroupArgs& g, int first, int last, __m256i (&dot)[kRows][kVectors]) {
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; r++) {
-    const GroupMeta& meta = g.record(r);
-    const int32_t start = L == Layout::kInt8Sub ? meta.minus_32_sum[first / 2] : 0;
+    const int32_t start = is_int4(L) ? 0 : start_of<L>(g.record(r), first / 2);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) dot[r][v] = _mm256_set1_epi32(start);
   }
-  if constexpr (!is_int4(L)) {
-    byte_dots<L, kRows, kVectors>(g, first, last, dot);
-    return;
-  }
-  nibble_dots<kRows, kVectors>(g, dot);
+  if constexpr (L == Layout::kInt8) {
+    byte_dots<kRows, kVectors>(g, dot);
+  } else if constexpr (!is_int4(L)) {
+    wide_dots<L, S, kRows, kVectors>(g, first, last, dot);
+  } else {
+    nibble_dots<L, kRows, kVectors>(g, dot);
 #pragma GCC unroll 4
-  for (int r = 0; r < kRows; r++) {
-    const GroupMeta& meta = g.record(r);
-    const __m256i start = _mm256_set1_epi32(L == Layout::kInt4 ? meta.minus_8_sum : 0);
+    for (int r = 0; r < kRows; r++) {
+      const __m256i start = _mm256_set1_epi32(start_of<L>(g.record(r), 0));
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; v++) {
-      dot[r][v] = _mm256_add_epi32(start, _mm256_madd_epi16(dot[r][v], _mm256_set1_epi16(1)));
+      for (int v = 0; v < kVectors; v++) {
+        dot[r][v] = _mm256_add_epi32(start, _mm256_madd_epi16(dot[r][v], _mm256_set1_epi16(1)));
+      }
     }
   }
 }

@@ -27,7 +27,7 @@ inline __m256 load_i8(const std::byte* p) {
 // s_w of 8 columns from column c on.
 template <Layout L>
 inline __m256 scale_of(const std::byte* header, const std::byte* scales, int c) {
-  if constexpr (L == Layout::kInt8Sub) return load_half(header + 2 * c);
+  if constexpr (has_sub(L)) return load_half(header + 2 * c);
   if constexpr (has_super(L)) return _mm256_mul_ps(load_half(header + 2 * c), load_u8(scales + c));
   return load_half(scales + 2 * c);
 }
@@ -39,13 +39,13 @@ inline __m256 min_of(const std::byte* header, const std::byte* scales, int c) {
   return load_half(scales + 64 + 2 * c);
 }
 
-// The dots of a group as floats, exactly. For kInt8Sub two, of 16 inputs each, times their factors: all of it stays
+// The dots of a group as floats, exactly. With sub-blocks two, of 16 inputs each, times their factors: all of it stays
 // below 2^24, and starting from +0 keeps the sign of zero that integers would give.
-template <Layout L, int kRows, int kVectors>
+template <Layout L, Source S, int kRows, int kVectors>
 inline void group_values(const GroupArgs& g, const std::byte* scales, int c, __m256 (&value)[kRows][kVectors]) {
   __m256i dot[kRows][kVectors];
-  if constexpr (L != Layout::kInt8Sub) {
-    dots<L, kRows, kVectors>(g, 0, 4, dot);
+  if constexpr (!has_sub(L)) {
+    dots<L, S, kRows, kVectors>(g, 0, 4, dot);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 4
@@ -60,7 +60,7 @@ inline void group_values(const GroupArgs& g, const std::byte* scales, int c, __m
   }
 #pragma GCC unroll 2
   for (int half = 0; half < 2; half++) {
-    dots<L, kRows, kVectors>(g, 2 * half, 2 * half + 2, dot);
+    dots<L, S, kRows, kVectors>(g, 2 * half, 2 * half + 2, dot);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) {
       const __m256 factor = load_i8(scales + 32 * half + c + 8 * v);
@@ -72,18 +72,53 @@ inline void group_values(const GroupArgs& g, const std::byte* scales, int c, __m
   }
 }
 
-// What one pass computes: rows from `row` on and columns from `column` on, over groups [first, last).
+constexpr size_t kUnpackedGroup = size_t{kColumns} * kGroup;
+
+// What a tile's passes read and write.
+struct Operands {
+  int rows;
+  const std::byte* a;
+  const std::byte* panel;
+  float* sums;
+  const PanelTileArgs* unpacked = nullptr;  // if the source is that
+};
+
+// Groups of a slice.
+struct Span {
+  size_t first;
+  size_t last;
+  bool resume;  // the chains go on from the tile's sums: storing and reloading an fp32 sum is exact
+};
+
+// Where 5 and 6 bits are unpacked on the way, too few loads are under way for the hardware prefetcher: lines are asked
+// for so many bytes ahead.
+constexpr size_t kAhead = 4096;
+
+inline void prefetch(const std::byte* p, size_t size) {
+  for (size_t i = 0; i < size; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p) + i, _MM_HINT_T0);
+}
+
+// What the first of a group's passes asks for.
+template <Layout L, Source S>
+inline void fetch(const Operands& t, size_t g, const std::byte* packed, const std::byte* a) {
+  if constexpr (S == Source::kUnpacked) {
+    const PanelTileArgs& u = *t.unpacked;
+    prefetch(a + u.next_a, static_cast<size_t>(t.rows) * kGroupRowBytes);
+    prefetch(u.fetch + (g - u.first) * u.fetch_bytes, u.fetch_bytes);
+  } else if (weight_bits(L) % 4 != 0) {
+    prefetch(packed + kAhead, group_bytes(L));
+  }
+}
+
+// What one pass computes: rows from `row` on and columns from `column` on.
 struct Pass {
   int row;
   int column;
-  size_t first;
-  size_t last;
+  Span span;
 };
 
-// Continues from the tile's sums unless `first` is its own: storing and reloading an fp32 sum is exact.
-template <Layout L, int kRows, int kVectors>
-__attribute__((noinline)) void run_pass(const TileArgs& t, const Pass& pass) {
-  const bool resume = pass.first != static_cast<size_t>(t.begin / kGroup);
+template <Layout L, Source S, int kRows, int kVectors>
+__attribute__((noinline)) void run_pass(const Operands& t, const Pass& pass) {
   const int c = pass.column;
   float* sums = t.sums + pass.row * kColumns + c;
   __m256 acc[kRows][kVectors];
@@ -91,19 +126,22 @@ __attribute__((noinline)) void run_pass(const TileArgs& t, const Pass& pass) {
   for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) {
-      acc[r][v] = resume ? _mm256_load_ps(sums + r * kColumns + 8 * v) : _mm256_setzero_ps();
+      acc[r][v] = pass.span.resume ? _mm256_load_ps(sums + r * kColumns + 8 * v) : _mm256_setzero_ps();
     }
   }
   const auto rows = static_cast<size_t>(t.rows);
   const auto row = static_cast<size_t>(pass.row);
-  for (size_t g = pass.first; g < pass.last; g++) {
+  for (size_t g = pass.span.first; g < pass.span.last; g++) {
     const std::byte* header = t.panel + super_offset(L, g);
-    const std::byte* weights = t.panel + weights_offset(L, g);
-    const std::byte* scales = weights + weight_bytes(L);
+    const std::byte* packed = t.panel + weights_offset(L, g);
+    const std::byte* scales = packed + weight_bytes(L);
+    const std::byte* weights =
+        S == Source::kPanel ? packed : t.unpacked->weights + (g - t.unpacked->first) * kUnpackedGroup;
     const std::byte* a = t.a + g * rows * kGroupRowBytes;
+    if (pass.row == 0 && c == 0) fetch<L, S>(t, g, packed, a);
     const GroupArgs group{a + row * kGroup, a + rows * kGroup + row * sizeof(GroupMeta), weights + 4 * c};
     __m256 value[kRows][kVectors];
-    group_values<L, kRows, kVectors>(group, scales, c, value);
+    group_values<L, S, kRows, kVectors>(group, scales, c, value);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) {
       const __m256 scale = scale_of<L>(header, scales, c + 8 * v);
@@ -130,25 +168,69 @@ __attribute__((noinline)) void run_pass(const TileArgs& t, const Pass& pass) {
 }
 
 // A single row takes the 32 columns in one pass, more rows take them in two.
-template <Layout L, int kRows>
-void run_rows(const TileArgs& t, int row, size_t first, size_t last) {
+template <Layout L, Source S, int kRows>
+void run_rows(const Operands& t, int row, const Span& span) {
   constexpr int kVectors = kRows == 1 ? 4 : 2;
-  for (int c = 0; c < kColumns; c += 8 * kVectors) run_pass<L, kRows, kVectors>(t, {row, c, first, last});
+  for (int c = 0; c < kColumns; c += 8 * kVectors) run_pass<L, S, kRows, kVectors>(t, {row, c, span});
 }
 
 // Passes take turns on blocks of groups, about 20 KB, that stay in the first-level cache.
-template <Layout L>
-void tile(const TileArgs& t) {
-  using Rows = void (*)(const TileArgs&, int row, size_t first, size_t last);
-  constexpr Rows kByRows[] = {run_rows<L, 1>, run_rows<L, 2>, run_rows<L, 3>, run_rows<L, 4>};
+template <Layout L, Source S>
+void run(const Operands& t, const Span& span) {
+  using Rows = void (*)(const Operands&, int row, const Span&);
+  constexpr Rows kByRows[] = {run_rows<L, S, 1>, run_rows<L, S, 2>, run_rows<L, S, 3>, run_rows<L, S, 4>};
   constexpr size_t kBlock = is_int4(L) ? 32 : 16;
-  const auto last = static_cast<size_t>(t.end / kGroup);
   const int parts = (t.rows + 3) / 4;
-  for (auto g = static_cast<size_t>(t.begin / kGroup); g < last; g += kBlock) {
-    const size_t end = g + kBlock < last ? g + kBlock : last;
+  for (size_t g = span.first; g < span.last; g += kBlock) {
+    const Span block{g, g + kBlock < span.last ? g + kBlock : span.last, span.resume || g > span.first};
     for (int i = 0; i < parts; i++) {
       const int row = t.rows * i / parts;
-      kByRows[t.rows * (i + 1) / parts - row - 1](t, row, g, end);
+      kByRows[t.rows * (i + 1) / parts - row - 1](t, row, block);
+    }
+  }
+}
+
+template <Layout L>
+void tile(const TileArgs& t) {
+  run<L, Source::kPanel>({t.rows, t.a, t.panel, t.sums},
+                         {static_cast<size_t>(t.begin / kGroup), static_cast<size_t>(t.end / kGroup), false});
+}
+
+template <Layout L>
+void unpacked_tile(const PanelTileArgs& t) {
+  Operands operands{t.rows, t.a, t.panel, t.sums, &t};
+  const size_t slices = t.first / t.slice;
+  operands.sums += slices * static_cast<size_t>(t.rows * kColumns);
+  size_t slice_end = slices * t.slice;
+  bool resume = t.first != slice_end;
+  for (size_t first = t.first; first < t.last;) {
+    slice_end += t.slice;
+    const size_t last = slice_end < t.last ? slice_end : t.last;
+    run<L, Source::kUnpacked>(operands, {first, last, resume});
+    operands.sums += t.rows * kColumns;
+    first = last;
+    resume = false;
+  }
+}
+
+inline void store(std::byte* p, __m256i v) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }
+
+// As stored, with weight_offset(): [8 steps of 4 inputs][32 columns][4].
+template <Layout L>
+void unpack(const UnpackArgs& u) {
+  std::byte* out = u.out;
+  for (size_t g = u.first; g < u.last; g++, out += kUnpackedGroup) {
+    const std::byte* weights = u.panel + weights_offset(L, g);
+    for (int c = 0; c < 128; c += 32) {
+      __m256i bits = first_bits<L, Source::kPanel>(weights + c, 0);
+      for (int step = 0; step < 4; step++) {
+        if (step == 2 && weight_bits(L) == 6) bits = first_bits<L, Source::kPanel>(weights + c, step);
+        __m256i low;
+        __m256i high;
+        load_step<L, Source::kPanel>(weights + c, step, bits, low, high);
+        store(out + c + step * 256, low);
+        store(out + c + step * 256 + 128, high);
+      }
     }
   }
 }
@@ -162,10 +244,30 @@ inline void set_tiles(GemmKernels& kernels) {
   set_tile<Layout::kInt4>(kernels);
   set_tile<Layout::kInt4Min>(kernels);
   set_tile<Layout::kInt4Super>(kernels);
+  set_tile<Layout::kInt5>(kernels);
+  set_tile<Layout::kInt5Min>(kernels);
+  set_tile<Layout::kInt5Super>(kernels);
+  set_tile<Layout::kInt6Sub>(kernels);
   set_tile<Layout::kInt8>(kernels);
-  set_tile<Layout::kInt8Min>(kernels);
-  set_tile<Layout::kInt8Super>(kernels);
-  set_tile<Layout::kInt8Sub>(kernels);
+}
+
+template <Layout L>
+void set_unpacked(PanelKernels& kernels) {
+  kernels.unpack[static_cast<int>(L)] = unpack<L>;
+  kernels.tile[static_cast<int>(L)] = unpacked_tile<L>;
+}
+
+inline PanelKernels unpacked_kernels() {
+  PanelKernels k{};
+  k.least_rows = kTileRows + 1;
+  k.groups = 16;
+  k.enter = [](Layout, int) {};
+  k.leave = [] {};
+  set_unpacked<Layout::kInt5>(k);
+  set_unpacked<Layout::kInt5Min>(k);
+  set_unpacked<Layout::kInt5Super>(k);
+  set_unpacked<Layout::kInt6Sub>(k);
+  return k;
 }
 
 }  // namespace

@@ -3,22 +3,23 @@
 //
 // Tiles 0-3 hold sums, 4 and 5 activations, 6 and 7 weights. A tile register is not renamed and a product takes some 50
 // cycles, so four are under way: while group g is scaled, g + 2 is stored and g + 4 multiplied.
-#include "kernels/avx512/gemm_group.h"
 #include "kernels/avx512/gemm_tiles.h"
+#include "kernels/avx512/gemm_unpack.h"
 #include "kernels/avx512/tile_config.h"
 
 namespace quire::kernels::avx512 {
 namespace {
 
 constexpr int kSumTiles = 4;
-constexpr size_t kVectorBytes = kWideGroupBytes / 2;  // of a group's weights
-constexpr size_t kSubInputs = kGroup / 2;             // that share a factor
+constexpr size_t kVectorBytes = 16 * kGroup;  // of a group's weights
+constexpr size_t kGroupBytes = 2 * kVectorBytes;
+constexpr size_t kSubInputs = kGroup / 2;  // that share a factor
 
 // Products over so many inputs at a time.
 constexpr TileConfig kWholeGroups = tile_config(kWideRows, kGroup);
 constexpr TileConfig kHalfGroups = tile_config(kWideRows, kSubInputs);
 
-void enter(Layout layout, int) { _tile_loadconfig(layout == Layout::kInt8Sub ? &kHalfGroups : &kWholeGroups); }
+void enter(Layout layout, int) { _tile_loadconfig(has_sub(layout) ? &kHalfGroups : &kWholeGroups); }
 void leave() { _tile_release(); }
 
 // Tile numbers are part of an instruction, so each of these is four.
@@ -72,10 +73,10 @@ struct Cursor {
   GroupWeights g;
 };
 
-// The integer part of a group for one row; factors are those of kInt8Sub.
+// The integer part of a group for one row; factors are those of sub-blocks.
 template <Layout L, int kTurn>
 inline __m512 group_value(const Dots& dots, int r, const __m512 (&factor)[2]) {
-  if constexpr (L != Layout::kInt8Sub) {
+  if constexpr (!has_sub(L)) {
     return as_floats(dots.of[kTurn] + 16 * r);
   } else {
     const __m512 half = _mm512_fmadd_ps(factor[0], as_floats(dots.of[2 * kTurn] + 16 * r), _mm512_setzero_ps());
@@ -87,18 +88,18 @@ inline __m512 group_value(const Dots& dots, int r, const __m512 (&factor)[2]) {
 template <Layout L, int kRows, int kTurn>
 __attribute__((always_inline)) inline void add_group(const Dots& dots, const Cursor& c, __m512 (&acc)[kRows]) {
   __m512 factor[2] = {};
-  if constexpr (L == Layout::kInt8Sub) {
+  if constexpr (has_sub(L)) {
     factor[0] = load_i8(c.g.scales + 16 * c.g.vector);
     factor[1] = load_i8(c.g.scales + 32 + 16 * c.g.vector);
   }
-  const __m512 scale = scale_of<L>(c.g, 0);
+  const __m512 scale = scale_of<L, Source::kPanel>(c.g, 0);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; r++) {
     const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(record<kRows>(c.a, r).scale));
     acc[r] = _mm512_fmadd_ps(both, group_value<L, kTurn>(dots, r, factor), acc[r]);
   }
   if constexpr (has_min(L)) {
-    const __m512 min = min_of<L>(c.g, 0);
+    const __m512 min = min_of<L, Source::kPanel>(c.g, 0);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; r++) {
       const __m512 sum = _mm512_set1_ps(record<kRows>(c.a, r).scaled_sum);
@@ -120,8 +121,8 @@ template <Layout L, int kTurn>
 inline void multiply_group(const Operands& x, size_t i) {
   const size_t at = i < x.groups ? i : x.groups - 1;
   const std::byte* a = x.a + at * x.a_step;
-  const std::byte* w = x.weights + at * kWideGroupBytes;
-  if constexpr (L == Layout::kInt8Sub) {
+  const std::byte* w = x.weights + at * kGroupBytes;
+  if constexpr (has_sub(L)) {
     multiply<2 * kTurn>(a, w);
     multiply<2 * kTurn + 1>(a + kSubInputs, w + kVectorBytes / 2);
   } else {
@@ -131,7 +132,7 @@ inline void multiply_group(const Operands& x, size_t i) {
 
 template <Layout L, int kTurn>
 inline void store_group(Dots& dots) {
-  if constexpr (L == Layout::kInt8Sub) {
+  if constexpr (has_sub(L)) {
     store<2 * kTurn>(dots);
     store<2 * kTurn + 1>(dots);
   } else {
@@ -141,7 +142,7 @@ inline void store_group(Dots& dots) {
 
 // Groups whose dots fit the tiles.
 template <Layout L>
-constexpr int kTurns = L == Layout::kInt8Sub ? kSumTiles / 2 : kSumTiles;
+constexpr int kTurns = has_sub(L) ? kSumTiles / 2 : kSumTiles;
 
 // Scales group i, whose dots are stored; stores one that is multiplied; multiplies another in its place.
 template <Layout L, int kRows, int kTurn>
@@ -186,7 +187,7 @@ __attribute__((always_inline)) inline void store_sums(float* sums, int rows, con
 
 // One vector of columns. The tiles stay busy across slices, which may be short.
 template <Layout L, int kRows>
-__attribute__((noinline)) void pass(const WideTileArgs& t, int vector) {
+__attribute__((noinline)) void pass(const PanelTileArgs& t, int vector) {
   constexpr size_t kStep = kRows * kGroupRowBytes;
   const Operands x{t.a + t.first * kStep, t.weights + static_cast<size_t>(vector) * kVectorBytes, kStep,
                    t.last - t.first};
@@ -199,7 +200,6 @@ __attribute__((noinline)) void pass(const WideTileArgs& t, int vector) {
 
   Cursor c{x.a, {t.panel + super_offset(L, t.first), nullptr, nullptr, vector}};
   const std::byte* p = t.panel + group_offset(L, t.first);
-  const size_t ahead = vector == 0 ? t.prefetch : 0;
   const auto next = [&](size_t i) __attribute__((always_inline)) {
     if (i == slice_end) {
       store_sums<kRows>(sums, t.rows, acc);
@@ -211,7 +211,7 @@ __attribute__((noinline)) void pass(const WideTileArgs& t, int vector) {
       c.g.header = p;
       p += super_bytes(L);
     }
-    if (ahead != 0) prefetch(p + ahead, group_bytes(L));
+    if (vector == 0) prefetch(t.fetch + i * t.fetch_bytes, t.fetch_bytes);
     c.a = x.a + i * kStep;
     c.g.scales = p + weight_bytes(L);
     p += group_bytes(L);
@@ -235,7 +235,7 @@ __attribute__((noinline)) void pass(const WideTileArgs& t, int vector) {
 }
 
 template <Layout L>
-void tile(const WideTileArgs& t) {
+void tile(const PanelTileArgs& t) {
   const auto both = wide_slots(t.rows) == kWideRows ? pass<L, kWideRows> : pass<L, kWideRows / 2>;
   both(t, 0);
   both(t, 1);
@@ -243,26 +243,15 @@ void tile(const WideTileArgs& t) {
 
 template <Layout L>
 void unpack(const UnpackArgs& u) {
-  const __m512i offset = _mm512_set1_epi8(static_cast<char>(weight_offset(L)));
   std::byte* out = u.out;
   for (size_t g = u.first; g < u.last; g++) {
-    for (int v = 0; v < 2; v++) {
-      const std::byte* weights = u.panel + weights_offset(L, g) + v * 64;
-#pragma GCC unroll 4
-      for (int step = 0; step < 4; step++) {
-        __m512i w[2];
-        load_weights<L>(weights, step, w);
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++, out += 64) {
-          _mm512_store_si512(out, weight_offset(L) == 0 ? w[h] : _mm512_sub_epi8(w[h], offset));
-        }
-      }
-    }
+    const std::byte* weights = u.panel + weights_offset(L, g);
+    for (int v = 0; v < 2; v++, out += kVectorBytes) unpack_vector<L, 0>(weights + v * 64, out);
   }
 }
 
 template <Layout L>
-void set_layout(WideKernels& kernels) {
+void set_layout(PanelKernels& kernels) {
   kernels.unpack[static_cast<int>(L)] = unpack<L>;
   kernels.tile[static_cast<int>(L)] = tile<L>;
 }
@@ -272,20 +261,21 @@ void set_layout(WideKernels& kernels) {
 
 namespace quire::kernels {
 
-const WideKernels& wide_kernels_amx() {
-  static const WideKernels kernels = [] {
-    WideKernels k{};
+const PanelKernels& wide_kernels_amx() {
+  static const PanelKernels kernels = [] {
+    PanelKernels k{};
     k.least_rows = 32;
-    k.groups = kMaxUnpackedGroups;
+    k.groups = kUnpackedBytes / avx512::kGroupBytes;
     k.enter = avx512::enter;
     k.leave = avx512::leave;
     avx512::set_layout<Layout::kInt4>(k);
     avx512::set_layout<Layout::kInt4Min>(k);
     avx512::set_layout<Layout::kInt4Super>(k);
+    avx512::set_layout<Layout::kInt5>(k);
+    avx512::set_layout<Layout::kInt5Min>(k);
+    avx512::set_layout<Layout::kInt5Super>(k);
+    avx512::set_layout<Layout::kInt6Sub>(k);
     avx512::set_layout<Layout::kInt8>(k);
-    avx512::set_layout<Layout::kInt8Min>(k);
-    avx512::set_layout<Layout::kInt8Super>(k);
-    avx512::set_layout<Layout::kInt8Sub>(k);
     return k;
   }();
   return kernels;

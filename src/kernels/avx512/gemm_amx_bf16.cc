@@ -40,8 +40,9 @@ void clear_sums() {
   _tile_zero(3);
 }
 
-inline void fetch(const std::byte* block) {
-  for (size_t i = 0; i < kBlockBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(block) + i, _MM_HINT_T1);
+inline void fetch(const PanelTileArgs& t, size_t block) {
+  const std::byte* from = t.fetch + (block - t.first) * t.fetch_bytes;
+  for (size_t i = 0; i < t.fetch_bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(from) + i, _MM_HINT_T1);
 }
 
 // Tile numbers are part of an instruction, so even and odd blocks, in turn, are two.
@@ -70,23 +71,23 @@ inline void odd_block(const std::byte* a, const std::byte* w) {
 }
 
 // Blocks [first, last), within one slice.
-void run(const WideTileArgs& t, size_t first, size_t last) {
+void run(const PanelTileArgs& t, size_t first, size_t last) {
   const size_t step = static_cast<size_t>(t.rows) * kRowBytes;
   const std::byte* a = t.a + first * step;
   const std::byte* w = t.panel + first * kBlockBytes;
   size_t i = first;
   for (; i + 2 <= last; i += 2, a += 2 * step, w += 2 * kBlockBytes) {
-    if (t.prefetch != 0) fetch(w + t.prefetch);
+    fetch(t, i);
     even_block(a, w);
-    if (t.prefetch != 0) fetch(w + t.prefetch + kBlockBytes);
+    fetch(t, i + 1);
     odd_block(a + step, w + kBlockBytes);
   }
   if (i == last) return;
-  if (t.prefetch != 0) fetch(w + t.prefetch);
+  fetch(t, i);
   even_block(a, w);
 }
 
-void tile(const WideTileArgs& t) {
+void tile(const PanelTileArgs& t) {
   for (size_t begin = t.first; begin < t.last;) {
     const size_t slice = begin / t.slice;
     const size_t end = (slice + 1) * t.slice < t.last ? (slice + 1) * t.slice : t.last;
@@ -109,9 +110,9 @@ void round_row(const float* x, int k, std::byte* out, size_t step) {
 }  // namespace
 }  // namespace avx512
 
-const WideKernels& wide_kernels_amx_bf16() {
-  static const WideKernels kernels = [] {
-    WideKernels k{};
+const PanelKernels& wide_kernels_amx_bf16() {
+  static const PanelKernels kernels = [] {
+    PanelKernels k{};
     k.least_rows = 4;
     k.groups = 8;  // 32 KB of weights
     k.enter = avx512::enter;

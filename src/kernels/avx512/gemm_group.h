@@ -6,6 +6,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/avx512/gemm_bits.h"
 #include "kernels/gemm_kernels.h"
 
 namespace quire::kernels::avx512 {
@@ -33,21 +34,50 @@ struct GroupWeights {
   int vector;                // 0 or 1
 };
 
-// s_w of the v-th vector.
+// Where a group comes from: a panel as it lies in memory, or unpacked, one byte a weight and scales in fp32: for each
+// of the two vectors [8 steps of 4 inputs][16 columns][4], then [16] s_w, and [16] minimums or [2][16] factors.
+enum class Source : bool { kPanel, kUnpacked };
+
+constexpr int kUnpackedWeights = 16 * kGroup;
 template <Layout L>
+constexpr int kUnpackedScales = 64 * (has_sub(L)   ? 3
+                                      : has_min(L) ? 2
+                                                   : 1);
+
+// Bytes from one vector's weights of a group to the other's.
+template <Layout L, Source S>
+constexpr int kVectorStep = S == Source::kPanel ? 64 : kUnpackedWeights + kUnpackedScales<L>;
+
+// The i-th 16 fp32 behind the unpacked weights of the v-th vector.
+template <Layout L>
+inline __m512 unpacked_scale(const GroupWeights& w, int v, int i) {
+  return _mm512_load_ps(w.weights + v * kVectorStep<L, Source::kUnpacked> + kUnpackedWeights + 64 * i);
+}
+
+// s_w of the v-th vector.
+template <Layout L, Source S>
 inline __m512 scale_of(const GroupWeights& w, int v) {
   const int c = 16 * (w.vector + v);
-  if constexpr (L == Layout::kInt8Sub) return load_half(w.header + 2 * c);
+  if constexpr (S == Source::kUnpacked) return unpacked_scale<L>(w, v, 0);
+  if constexpr (has_sub(L)) return load_half(w.header + 2 * c);
   if constexpr (has_super(L)) return _mm512_mul_ps(load_half(w.header + 2 * c), load_u8(w.scales + c));
   return load_half(w.scales + 2 * c);
 }
 
 // The minimum of the v-th vector; of a super-block its negative, as the file stores what is to be subtracted.
-template <Layout L>
+template <Layout L, Source S>
 inline __m512 min_of(const GroupWeights& w, int v) {
   const int c = 16 * (w.vector + v);
+  if constexpr (S == Source::kUnpacked) return unpacked_scale<L>(w, v, 1);
   if constexpr (has_super(L)) return _mm512_mul_ps(load_half(w.header + 64 + 2 * c), load_u8(w.scales + 32 + c));
   return load_half(w.scales + 64 + 2 * c);
+}
+
+// The factor of a half of a group with sub-blocks, of the v-th vector.
+template <Layout L, Source S>
+inline __m512 factor_of(const GroupWeights& w, int v, int half) {
+  if constexpr (S == Source::kUnpacked) return unpacked_scale<L>(w, v, 1 + half);
+  return load_i8(w.scales + 32 * half + 16 * (w.vector + v));
 }
 
 // Four activations of one row for every column.
@@ -62,60 +92,94 @@ inline const GroupMeta& record(const std::byte* a, int r) {
   return reinterpret_cast<const GroupMeta*>(a + kRows * kGroup)[r];
 }
 
-// Inputs 8 step .. 8 step + 7 of a group: the first four, and the last four.
-template <Layout L>
-__attribute__((always_inline)) inline void load_weights(const std::byte* p, int step, __m512i (&w)[2]) {
-  if constexpr (is_int4(L)) {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    const __m512i packed = _mm512_load_si512(p + step * 128);
-    w[0] = _mm512_and_si512(packed, nibble);
-    w[1] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
+// The activations of a group that a pass reads: from its first row on, and from that one's record on.
+struct GroupRows {
+  const std::byte* a;
+  const GroupMeta* meta;
+};
+
+// Inputs 8 kStep .. 8 kStep + 7 of a group: the first four, and the last four.
+template <Layout L, int kStep>
+__attribute__((always_inline)) inline void load_weights(const std::byte* p, __m512i (&w)[2]) {
+  if constexpr (weight_bits(L) == 8) {
+    w[0] = _mm512_load_si512(p + kStep * 256);
+    w[1] = _mm512_load_si512(p + kStep * 256 + 128);
   } else {
-    w[0] = _mm512_load_si512(p + step * 256);
-    w[1] = _mm512_load_si512(p + step * 256 + 128);
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const __m512i packed = _mm512_load_si512(p + kStep * 128);
+    const __m512i shifted = _mm512_srli_epi16(packed, 4);
+    if constexpr (weight_bits(L) == 4) {
+      w[0] = _mm512_and_si512(packed, nibble);
+      w[1] = _mm512_and_si512(shifted, nibble);
+    } else {
+      constexpr int kMaskAndOr = 0xea;                         // (a & b) | c
+      const __m512i first = high_bits<L, 2 * kStep>(p + 512);  // of their own: the intrinsic may be a macro
+      const __m512i last = high_bits<L, 2 * kStep + 1>(p + 512);
+      w[0] = _mm512_ternarylogic_epi32(packed, nibble, first, kMaskAndOr);
+      w[1] = _mm512_ternarylogic_epi32(shifted, nibble, last, kMaskAndOr);
+    }
   }
 }
 
-// Adds the products of 8 inputs, step 0..3 of a group. `a` is the group's activations.
-template <Layout L, int kRows, int kVectors>
-__attribute__((always_inline)) inline void add_step(const std::byte* a, const GroupWeights& g, int step,
+// Adds the products of 8 inputs, step 0..3 of a group.
+template <Layout L, Source S, int kStep, int kRows, int kVectors>
+__attribute__((always_inline)) inline void add_step(const GroupRows& rows, const GroupWeights& g,
                                                     __m512i (&dot)[kRows][kVectors]) {
   __m512i w[kVectors][2];
 #pragma GCC unroll 2
-  for (int v = 0; v < kVectors; v++) load_weights<L>(g.weights + v * 64, step, w[v]);
+  for (int v = 0; v < kVectors; v++) {
+    const std::byte* p = g.weights + v * kVectorStep<L, S>;
+    if constexpr (S == Source::kPanel) {
+      load_weights<L, kStep>(p, w[v]);
+    } else {
+      w[v][0] = _mm512_load_si512(p + kStep * 128);
+      w[v][1] = _mm512_load_si512(p + kStep * 128 + 64);
+    }
+  }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-      const __m512i b = broadcast(a + r * kGroup + step * 8 + h * 4);
+      const __m512i b = broadcast(rows.a + r * kGroup + kStep * 8 + h * 4);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; v++) dot[r][v] = _mm512_dpbusd_epi32(dot[r][v], w[v][h], b);
     }
   }
 }
 
+// What is added to weights to multiply them unsigned: unpacked ones take an offset whose sum a record has.
+template <Layout L, Source S>
+constexpr int kOffset = S == Source::kUnpacked && L == Layout::kInt5 ? 128 : weight_offset(L);
+
 // The value of a dot of zero weights: it undoes their offset.
-template <Layout L>
+template <Layout L, Source S>
 inline int32_t start_of(const GroupMeta& meta, int half) {
+  if constexpr (kOffset<L, S> == 128) return meta.minus_128_sum;
   if constexpr (L == Layout::kInt4) return meta.minus_8_sum;
-  if constexpr (L == Layout::kInt8) return meta.minus_128_sum;
-  if constexpr (L == Layout::kInt8Sub) return meta.minus_32_sum[half];
+  if constexpr (L == Layout::kInt5) return 2 * meta.minus_8_sum;
+  if constexpr (has_sub(L)) return meta.minus_32_sum[half];
   return 0;
 }
 
-// Steps [kFirst, kLast) of a group, as floats: exact.
-template <Layout L, int kFirst, int kLast, int kRows, int kVectors>
-__attribute__((always_inline)) inline void dots(const std::byte* a, const GroupWeights& g,
+// Steps [kFirst, kLast) of a group, a half or all of it, as floats: exact.
+template <Layout L, Source S, int kFirst, int kLast, int kRows, int kVectors>
+__attribute__((always_inline)) inline void dots(const GroupRows& rows, const GroupWeights& g,
                                                 __m512 (&value)[kRows][kVectors]) {
   __m512i dot[kRows][kVectors];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; r++) {
-    const __m512i start = _mm512_set1_epi32(start_of<L>(record<kRows>(a, r), kFirst / 2));
+    const __m512i start = _mm512_set1_epi32(start_of<L, S>(rows.meta[r], kFirst / 2));
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; v++) dot[r][v] = start;
   }
-#pragma GCC unroll 4
-  for (int step = kFirst; step < kLast; step++) add_step<L, kRows, kVectors>(a, g, step, dot);
+  if constexpr (kFirst == 0) {
+    add_step<L, S, 0, kRows, kVectors>(rows, g, dot);
+    add_step<L, S, 1, kRows, kVectors>(rows, g, dot);
+  }
+  if constexpr (kLast == 4) {
+    add_step<L, S, 2, kRows, kVectors>(rows, g, dot);
+    add_step<L, S, 3, kRows, kVectors>(rows, g, dot);
+  }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 2
@@ -123,51 +187,51 @@ __attribute__((always_inline)) inline void dots(const std::byte* a, const GroupW
   }
 }
 
-// The integer part of a group. kInt8Sub: two dots of 16 inputs times their factors; all of it stays below 2^24, so fp32
-// is exact, and starting from +0 keeps the sign of zero that integers would give.
-template <Layout L, int kRows, int kVectors>
-__attribute__((always_inline)) inline void group_values(const std::byte* a, const GroupWeights& g,
+// The integer part of a group. Sub: two dots of 16 inputs times their factors; all of it stays below 2^24, so fp32 is
+// exact, and starting from +0 keeps the sign of zero that integers would give.
+template <Layout L, Source S, int kRows, int kVectors>
+__attribute__((always_inline)) inline void group_values(const GroupRows& rows, const GroupWeights& g,
                                                         __m512 (&value)[kRows][kVectors]) {
-  if constexpr (L != Layout::kInt8Sub) {
-    dots<L, 0, 4, kRows, kVectors>(a, g, value);
+  if constexpr (!has_sub(L)) {
+    dots<L, S, 0, 4, kRows, kVectors>(rows, g, value);
     return;
   }
   __m512 half[kRows][kVectors];
-  dots<L, 0, 2, kRows, kVectors>(a, g, half);
+  dots<L, S, 0, 2, kRows, kVectors>(rows, g, half);
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors; v++) {
-    const __m512 factor = load_i8(g.scales + 16 * (g.vector + v));
+    const __m512 factor = factor_of<L, S>(g, v, 0);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; r++) value[r][v] = _mm512_fmadd_ps(factor, half[r][v], _mm512_setzero_ps());
   }
-  dots<L, 2, 4, kRows, kVectors>(a, g, half);
+  dots<L, S, 2, 4, kRows, kVectors>(rows, g, half);
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors; v++) {
-    const __m512 factor = load_i8(g.scales + 32 + 16 * (g.vector + v));
+    const __m512 factor = factor_of<L, S>(g, v, 1);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; r++) value[r][v] = _mm512_fmadd_ps(factor, half[r][v], value[r][v]);
   }
 }
 
 // acc = fma(s_w * s_a, integers, acc); then the minimum.
-template <Layout L, int kRows, int kVectors>
-__attribute__((always_inline)) inline void add_group(const std::byte* a, const GroupWeights& g,
+template <Layout L, Source S, int kRows, int kVectors>
+__attribute__((always_inline)) inline void add_group(const GroupRows& rows, const GroupWeights& g,
                                                      __m512 (&acc)[kRows][kVectors]) {
   __m512 value[kRows][kVectors];
-  group_values<L, kRows, kVectors>(a, g, value);
+  group_values<L, S, kRows, kVectors>(rows, g, value);
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors; v++) {
-    const __m512 scale = scale_of<L>(g, v);
+    const __m512 scale = scale_of<L, S>(g, v);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; r++) {
-      const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(record<kRows>(a, r).scale));
+      const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(rows.meta[r].scale));
       acc[r][v] = _mm512_fmadd_ps(both, value[r][v], acc[r][v]);
     }
     if constexpr (has_min(L)) {
-      const __m512 min = min_of<L>(g, v);
+      const __m512 min = min_of<L, S>(g, v);
 #pragma GCC unroll 6
       for (int r = 0; r < kRows; r++) {
-        const __m512 sum = _mm512_set1_ps(record<kRows>(a, r).scaled_sum);
+        const __m512 sum = _mm512_set1_ps(rows.meta[r].scaled_sum);
         acc[r][v] = has_super(L) ? _mm512_fnmadd_ps(min, sum, acc[r][v]) : _mm512_fmadd_ps(min, sum, acc[r][v]);
       }
     }

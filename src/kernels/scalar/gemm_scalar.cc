@@ -18,21 +18,10 @@ T read(const std::byte* p) {
 
 float read_half(const std::byte* p) { return half_to_float(read<uint16_t>(p)); }
 
-// Weight k (0..31) of column c, unsigned as stored.
-template <Layout L>
-int stored_weight(const std::byte* weights, int c, int k) {
-  if constexpr (is_int4(L)) {
-    const int byte = std::to_integer<int>(weights[(k / 8) * 128 + c * 4 + k % 4]);
-    return k % 8 < 4 ? byte & 15 : byte >> 4;
-  } else {
-    return std::to_integer<int>(weights[(k / 4) * 128 + c * 4 + k % 4]);
-  }
-}
-
 // s_w: with a super-block the product of its fp16 and a 6-bit factor, exact in fp32.
 template <Layout L>
 float weight_scale(const std::byte* header, const std::byte* scales, int c) {
-  if constexpr (L == Layout::kInt8Sub) return read_half(header + 2 * c);
+  if constexpr (has_sub(L)) return read_half(header + 2 * c);
   if constexpr (has_super(L)) return read_half(header + 2 * c) * static_cast<float>(read<uint8_t>(scales + c));
   return read_half(scales + 2 * c);
 }
@@ -50,8 +39,8 @@ template <Layout L>
 int32_t group_dot(const std::byte* a, const std::byte* weights, const std::byte* scales, int c) {
   int32_t half[2] = {0, 0};
   for (int k = 0; k < kGroup; k++)
-    half[k / 16] += read<int8_t>(a + k) * (stored_weight<L>(weights, c, k) - weight_offset(L));
-  if constexpr (L == Layout::kInt8Sub) {
+    half[k / 16] += read<int8_t>(a + k) * (stored_weight(L, weights, c, k) - weight_offset(L));
+  if constexpr (has_sub(L)) {
     return half[0] * read<int8_t>(scales + c) + half[1] * read<int8_t>(scales + 32 + c);
   }
   return half[0] + half[1];
@@ -177,8 +166,9 @@ void round_row(const float* x, int k, std::byte* out) {
 // In the order of Layout.
 constexpr GemmKernels kKernels = {
     .tile = {float_tile<Layout::kF32>, float_tile<Layout::kF16>, float_tile<Layout::kBF16>, integer_tile<Layout::kInt4>,
-             integer_tile<Layout::kInt4Min>, integer_tile<Layout::kInt4Super>, integer_tile<Layout::kInt8>,
-             integer_tile<Layout::kInt8Min>, integer_tile<Layout::kInt8Super>, integer_tile<Layout::kInt8Sub>},
+             integer_tile<Layout::kInt4Min>, integer_tile<Layout::kInt4Super>, integer_tile<Layout::kInt5>,
+             integer_tile<Layout::kInt5Min>, integer_tile<Layout::kInt5Super>, integer_tile<Layout::kInt6Sub>,
+             integer_tile<Layout::kInt8>},
     .finish = finish,
     .quantise_row = quantise_row,
     .round_row = round_row,
