@@ -224,6 +224,8 @@ Layout layout_for(WeightFormat format, WeightTarget target) {
     case WeightFormat::kF32:
     case WeightFormat::kF16:
     case WeightFormat::kBF16:
+    case WeightFormat::kAffine4:  // integers without a layout of their own: rounded
+    case WeightFormat::kAffine8:
       return Layout::kBF16;
     case WeightFormat::kQ8_0:
       return Layout::kInt8;

@@ -126,6 +126,8 @@ DecodedGroup decode_group(WeightFormat format, const std::byte* row, int g) {
     case WeightFormat::kF32:
     case WeightFormat::kF16:
     case WeightFormat::kBF16:
+    case WeightFormat::kAffine4:  // never packed as integers
+    case WeightFormat::kAffine8:
       break;
   }
   return out;

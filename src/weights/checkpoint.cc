@@ -11,7 +11,6 @@
 
 #include "base/utf8.h"
 #include "weights/mapped_file.h"
-#include "weights/safetensors.h"
 
 namespace quire::weights {
 namespace {
@@ -56,6 +55,7 @@ Result<Checkpoint> open_hugging_face(const fs::path& folder) {
   }
   auto tensors = SafetensorsFiles::open(folder);
   if (!tensors) return std::unexpected(std::move(tensors.error()));
+  checkpoint.safetensors = tensors->get();
   checkpoint.tensors = std::move(*tensors);
   return checkpoint;
 }

@@ -7,6 +7,7 @@
 
 #include "quire/error.h"
 #include "weights/gguf.h"
+#include "weights/safetensors.h"
 #include "weights/tensor_source.h"
 
 namespace quire::weights {
@@ -15,11 +16,12 @@ struct Checkpoint {
   enum class Kind { kHuggingFace, kGguf };
 
   Kind kind = Kind::kHuggingFace;
-  std::filesystem::path path;             // the folder, or the .gguf file
-  std::unique_ptr<TensorSource> tensors;  // never null
-  const GgufFile* gguf = nullptr;         // kGguf: `tensors` itself, with its metadata
-  std::string config_json;                // kHuggingFace: the text of config.json, not yet parsed
-  std::string generation_config_json;     // kHuggingFace: the text of generation_config.json, or empty
+  std::filesystem::path path;                     // the folder, or the .gguf file
+  std::unique_ptr<TensorSource> tensors;          // never null
+  const GgufFile* gguf = nullptr;                 // kGguf: `tensors` itself, with its metadata
+  const SafetensorsFiles* safetensors = nullptr;  // kHuggingFace: `tensors` itself, with tensors of any dtype
+  std::string config_json;                        // kHuggingFace: the text of config.json, not yet parsed
+  std::string generation_config_json;             // kHuggingFace: the text of generation_config.json, or empty
 };
 
 // Opens a .gguf file, a folder with one .gguf model in it, or a folder with config.json and safetensors.

@@ -22,9 +22,12 @@ constexpr std::array<FormatInfo, kWeightFormats> kFormats = {{
     {"Q4_K", 256, 144},
     {"Q5_K", 256, 176},
     {"Q6_K", 256, 210},
+    {"AFFINE4", 32, 21},
+    {"AFFINE8", 32, 37},
 }};
 
-// Block layouts below are those of ggml-common.h; the arithmetic is that of dequantize_row_* in ggml-quants.c.
+// Block layouts below, but for the affine ones, are those of ggml-common.h; the arithmetic is that of dequantize_row_*
+// in ggml-quants.c.
 
 uint8_t byte_at(const std::byte* p, int i) { return std::to_integer<uint8_t>(p[i]); }
 uint16_t u16_at(const std::byte* p, int i) { return static_cast<uint16_t>(byte_at(p, i) | byte_at(p, i + 1) << 8); }
@@ -109,6 +112,24 @@ void q6_k_block(const std::byte* b, float* y) {
   }
 }
 
+float float_at(const std::byte* p) {
+  float value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+
+void affine4_block(const std::byte* b, float* y) {
+  const float d = float_at(b);
+  const int zero = byte_at(b, 4);
+  for (int i = 0; i < 32; ++i) y[i] = d * static_cast<float>(nibble(b + 5, i) - zero);
+}
+
+void affine8_block(const std::byte* b, float* y) {
+  const float d = float_at(b);
+  const int zero = byte_at(b, 4);
+  for (int i = 0; i < 32; ++i) y[i] = d * static_cast<float>(byte_at(b, 5 + i) - zero);
+}
+
 // The block function is a template argument so that it can be inlined.
 template <void (*kBlock)(const std::byte*, float*)>
 void each_block(const FormatInfo& info, std::span<const std::byte> blocks, std::span<float> out) {
@@ -150,6 +171,10 @@ void dequantise(WeightFormat format, std::span<const std::byte> blocks, std::spa
       return each_block<q5_k_block>(info, blocks, out);
     case WeightFormat::kQ6_K:
       return each_block<q6_k_block>(info, blocks, out);
+    case WeightFormat::kAffine4:
+      return each_block<affine4_block>(info, blocks, out);
+    case WeightFormat::kAffine8:
+      return each_block<affine8_block>(info, blocks, out);
   }
 }
 

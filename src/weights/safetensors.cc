@@ -10,7 +10,6 @@
 #include "base/utf8.h"
 #include "weights/mapped_file.h"
 #include "weights/safetensors_parse.h"
-#include "weights/tensor_index.h"
 
 namespace quire::weights {
 
@@ -95,5 +94,9 @@ Result<std::unique_ptr<SafetensorsFiles>> SafetensorsFiles::open(const std::file
 const Tensor* SafetensorsFiles::find(std::string_view name) const { return content_->index.find(name); }
 std::span<const Tensor> SafetensorsFiles::tensors() const { return content_->index.tensors(); }
 Result<const Tensor*> SafetensorsFiles::require(std::string_view name) const { return content_->index.require(name); }
+std::optional<StoredTensor> SafetensorsFiles::stored(std::string_view name) const {
+  return content_->index.stored(name);
+}
+std::vector<std::string_view> SafetensorsFiles::names() const { return content_->index.names(); }
 
 }  // namespace quire::weights

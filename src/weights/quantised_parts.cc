@@ -1,0 +1,236 @@
+#include "weights/quantised_parts.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <utility>
+
+#include "base/utf8.h"
+#include "weights/unaligned.h"
+
+namespace quire::weights {
+namespace {
+
+using Layout = QuantisationScheme::Layout;
+
+constexpr int64_t kMostInputs = int64_t{1} << 30;
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+
+std::unexpected<Error> bad_part(const StoredTensor& part, std::string_view problem) {
+  return fail(ErrorKind::kCorruptFile,
+              fmt::format("tensor {} is {}; {}", in_quotes(part.name), describe(part), problem),
+              std::string(part.name));
+}
+
+// Finds and checks the parts of one matrix.
+class Finder {
+ public:
+  Finder(const SafetensorsFiles& files, std::string_view module, const QuantisationScheme& scheme)
+      : files_(files), module_(module) {
+    parts_.scheme = scheme;
+  }
+
+  Result<MatrixParts> find() {
+    if (auto read = read_integers(); !read) return std::unexpected(std::move(read.error()));
+    if (auto read = read_scales(); !read) return std::unexpected(std::move(read.error()));
+    if (auto read = read_zeros(); !read) return std::unexpected(std::move(read.error()));
+    if (auto read = read_input_groups(); !read) return std::unexpected(std::move(read.error()));
+    return std::move(parts_);
+  }
+
+ private:
+  using Shape = std::initializer_list<int64_t>;
+
+  const QuantisationScheme& scheme() const { return parts_.scheme; }
+  bool transposed() const { return scheme().layout == Layout::kAwq || scheme().layout == Layout::kGptq; }
+  int64_t per_word() const { return 32 / scheme().bits; }
+
+  std::optional<StoredTensor> stored(std::string_view suffix) const {
+    return files_.stored(module_ + std::string(suffix));
+  }
+
+  Result<StoredTensor> require(std::string_view suffix) const {
+    auto part = stored(suffix);
+    if (part) return *part;
+    const std::string name = module_ + std::string(suffix);
+    return fail(ErrorKind::kCorruptFile,
+                fmt::format("tensor {} is missing: {} needs it", in_quotes(name), in_quotes(parts_.integers.name)),
+                name);
+  }
+
+  static Result<void> check_format(const StoredTensor& part, std::initializer_list<std::string_view> allowed) {
+    if (std::ranges::find(allowed, part.format) != allowed.end()) return {};
+    return bad_part(part, fmt::format("{} is needed here", fmt::join(allowed, " or ")));
+  }
+
+  Result<void> check_shape(const StoredTensor& part, Shape shape) const {
+    if (std::ranges::equal(part.shape, shape)) return {};
+    return bad_part(part, fmt::format("[{}] would fit {} {} ({})", fmt::join(shape, ", "),
+                                      in_quotes(parts_.integers.name), describe(parts_.integers), describe(scheme())));
+  }
+
+  Result<void> read_integers() {
+    auto part = require(integers_suffix(scheme().layout));
+    if (!part) return std::unexpected(std::move(part.error()));
+    parts_.integers = *part;
+    const bool fp8 = scheme().layout == Layout::kFp8, int8 = scheme().layout == Layout::kInt8;
+    if (auto ok = check_format(*part, {fp8 ? "F8_E4M3" : int8 ? "I8" : "I32"}); !ok) return ok;
+    if (part->shape.size() != 2) return bad_part(*part, "a matrix is needed here");
+    const int64_t outer = part->shape[0], inner = part->shape[1];  // both fit the file: no product below overflows
+    switch (scheme().layout) {
+      case Layout::kAwq:
+        return set_shape(inner * per_word(), outer);
+      case Layout::kGptq:
+        return set_shape(inner, outer * per_word());
+      case Layout::kPacked:
+        return read_shape();
+      case Layout::kInt8:
+      case Layout::kFp8:
+        break;
+    }
+    return set_shape(outer, inner);
+  }
+
+  Result<void> set_shape(int64_t rows, int64_t cols) {
+    if (cols > kMostInputs)
+      return bad_part(parts_.integers, fmt::format("that means {} inputs; at most {} are read", cols, kMostInputs));
+    if (scheme().layout != Layout::kFp8 && cols % 32 != 0)
+      return fail(ErrorKind::kUnsupported,
+                  fmt::format("tensor {} is {}, which means {} inputs; integers are read in multiples of 32 inputs",
+                              in_quotes(parts_.integers.name), describe(parts_.integers), cols),
+                  std::string(parts_.integers.name));
+    parts_.rows = rows;
+    parts_.cols = cols;
+    parts_.groups = round_up(cols, scheme().group_inputs.value_or(cols));
+    return {};
+  }
+
+  // kPacked: the shape is a tensor of its own, since the last word of a row may be filled up.
+  Result<void> read_shape() {
+    const auto part = require(".weight_shape");
+    if (!part) return std::unexpected(part.error());
+    if (auto ok = check_format(*part, {"I64"}); !ok) return ok;
+    if (auto ok = check_shape(*part, {2}); !ok) return ok;
+    const auto rows = load<int64_t>(part->data, 0), cols = load<int64_t>(part->data, 1);
+    const int64_t words = parts_.integers.shape[1];
+    if (rows != parts_.integers.shape[0] || cols > words * per_word() || cols <= (words - 1) * per_word())
+      return bad_part(*part, fmt::format("it says [{}, {}], which does not fit {} {} with {} integers in a word", rows,
+                                         cols, in_quotes(parts_.integers.name), describe(parts_.integers), per_word()));
+    return set_shape(rows, cols);
+  }
+
+  Result<void> read_scales() {
+    std::string_view suffix = transposed() ? ".scales" : ".weight_scale";
+    if (scheme().layout == Layout::kFp8 && stored(".weight_scale_inv")) suffix = ".weight_scale_inv";
+    auto part = require(suffix);
+    if (!part) return std::unexpected(std::move(part.error()));
+    if (auto ok = check_format(*part, {"F16", "BF16", "F32"}); !ok) return ok;
+    parts_.scales = *part;
+    if (transposed()) return check_shape(*part, {parts_.groups, parts_.rows});
+    return check_grid(*part);
+  }
+
+  // A value for each block of outputs and inputs; one for all may lack dimensions, one for each output the last.
+  Result<void> check_grid(const StoredTensor& part) const {
+    const int64_t rows = scheme().group_rows == 0 ? 1 : round_up(parts_.rows, scheme().group_rows);
+    const bool one =
+        rows == 1 && parts_.groups == 1 && (part.shape.empty() || std::ranges::equal(part.shape, Shape{1}));
+    const bool column = parts_.groups == 1 && std::ranges::equal(part.shape, Shape{rows});
+    return one || column ? Result<void>() : check_shape(part, {rows, parts_.groups});
+  }
+
+  Result<void> read_zeros() {
+    if (scheme().layout == Layout::kFp8) return {};
+    if (scheme().symmetric) return check_symmetric();
+    auto part = require(transposed() ? ".qzeros" : ".weight_zero_point");
+    if (!part) return std::unexpected(std::move(part.error()));
+    parts_.zeros = *part;
+    if (auto ok = check_format(*part, {scheme().layout == Layout::kInt8 ? "I8" : "I32"}); !ok) return ok;
+    if (scheme().layout == Layout::kInt8) return check_grid(*part);
+    if (scheme().layout == Layout::kPacked)
+      return check_shape(*part, {round_up(parts_.rows, per_word()), parts_.groups});
+    if (parts_.rows % per_word() != 0)
+      return bad_part(parts_.integers, fmt::format("a multiple of {} outputs is needed", per_word()));
+    return check_shape(*part, {parts_.groups, parts_.rows / per_word()});
+  }
+
+  // Symmetric GPTQ files carry zero points all the same. There are writers that do not store them less one though the
+  // configuration says so: the value that they mean is known.
+  Result<void> check_symmetric() const {
+    const auto part = scheme().layout == Layout::kGptq ? stored(".qzeros") : std::nullopt;
+    if (!part) return {};
+    if (auto ok = check_format(*part, {"I32"}); !ok) return ok;
+    const uint32_t ones = scheme().bits == 4 ? 0x11111111U : 0x01010101U;
+    const uint32_t half = ones << (scheme().bits - 1);
+    const auto first = load<uint32_t>(part->data, 0);
+    bool same = first == half || first == half - ones;
+    for (size_t i = 1; i < part->data.size() / 4; ++i) same = same && load<uint32_t>(part->data, i) == first;
+    if (same) return {};
+    return bad_part(
+        *part, fmt::format("the configuration says sym, but its zero points are not all {}", 1 << (scheme().bits - 1)));
+  }
+
+  Result<void> read_input_groups() {
+    const bool gptq = scheme().layout == Layout::kGptq;
+    const bool awq = scheme().layout == Layout::kAwq, fp8 = scheme().layout == Layout::kFp8;
+    const auto part = awq || fp8 ? std::nullopt : stored(gptq ? ".g_idx" : ".weight_g_idx");
+    if (!part) return {};
+    if (auto ok = check_format(*part, {"I32"}); !ok) return ok;
+    if (auto ok = check_shape(*part, {parts_.cols}); !ok) return ok;
+    bool neighbours = true, unset = true;  // all -1: compressed-tensors has not ordered the inputs
+    for (int64_t k = 0; k < parts_.cols; ++k) {
+      const int64_t group = load<int32_t>(part->data, static_cast<size_t>(k));
+      neighbours = neighbours && group == k / scheme().group_inputs.value_or(parts_.cols);
+      unset = unset && group == -1;
+    }
+    if (neighbours || unset) return {};
+    for (int64_t k = 0; k < parts_.cols; ++k) {
+      const int64_t group = load<int32_t>(part->data, static_cast<size_t>(k));
+      if (group < 0 || group >= parts_.groups)
+        return bad_part(*part,
+                        fmt::format("it puts input {} into group {}, but there are {}", k, group, parts_.groups));
+    }
+    parts_.input_groups = *part;
+    return {};
+  }
+
+  const SafetensorsFiles& files_;
+  std::string module_;
+  MatrixParts parts_;
+};
+
+}  // namespace
+
+std::string describe(const QuantisationScheme& scheme) {
+  const char* names[] = {"AWQ", "GPTQ", "pack-quantized", "int-quantized", "float-quantized"};
+  std::string text = names[static_cast<size_t>(scheme.layout)];
+  if (scheme.layout != Layout::kFp8)
+    text += fmt::format(", {} bits, {}", scheme.bits, scheme.symmetric ? "symmetric" : "with zero points");
+  if (scheme.group_rows > 1) return text + fmt::format(", blocks of {} x {}", scheme.group_rows, *scheme.group_inputs);
+  if (scheme.group_inputs) return text + fmt::format(", groups of {}", *scheme.group_inputs);
+  return text + (scheme.group_rows == 0 ? ", one scale" : ", a scale for each output");
+}
+
+std::string_view integers_suffix(Layout layout) {
+  switch (layout) {
+    case Layout::kAwq:
+    case Layout::kGptq:
+      return ".qweight";
+    case Layout::kPacked:
+      return ".weight_packed";
+    case Layout::kInt8:
+    case Layout::kFp8:
+      break;
+  }
+  return ".weight";
+}
+
+Result<MatrixParts> find_parts(const SafetensorsFiles& files, std::string_view module,
+                               const QuantisationScheme& scheme) {
+  return Finder(files, module, scheme).find();
+}
+
+}  // namespace quire::weights
