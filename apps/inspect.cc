@@ -8,7 +8,7 @@
 #include "engine/loaded_model.h"
 #include "exec/attention_groups.h"
 #include "model/load.h"
-#include "weights/checkpoint.h"
+#include "model/open_checkpoint.h"
 
 namespace quire::apps {
 namespace {
@@ -99,7 +99,7 @@ void print_plan(const engine::Outline& outline, const EngineOptions& options) {
 }  // namespace
 
 int inspect(const InspectFlags& flags) {
-  auto checkpoint = weights::open_checkpoint(flags.engine.model);
+  auto checkpoint = model::open_checkpoint(flags.engine.model);
   if (!checkpoint) return report(checkpoint.error());
   const size_t weight_bytes = engine::file_weight_bytes(*checkpoint);
   auto outline = engine::outline_model(*checkpoint, flags.engine, weight_bytes);

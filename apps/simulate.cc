@@ -11,8 +11,8 @@
 #include "cache/layout.h"
 #include "commands.h"
 #include "engine/loaded_model.h"
+#include "model/open_checkpoint.h"
 #include "sched/trace_file.h"
-#include "weights/checkpoint.h"
 
 namespace quire::apps {
 namespace {
@@ -54,7 +54,7 @@ Result<engine::PlannedCache> plan_of_file(const EngineOptions& options) {
 }
 
 Result<engine::PlannedCache> plan_of_model(const EngineOptions& options) {
-  auto checkpoint = weights::open_checkpoint(options.model);
+  auto checkpoint = model::open_checkpoint(options.model);
   if (!checkpoint) return std::unexpected(checkpoint.error());
   auto outline = engine::outline_model(*checkpoint, options, engine::file_weight_bytes(*checkpoint));
   if (!outline) return std::unexpected(outline.error());

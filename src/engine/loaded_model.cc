@@ -7,6 +7,7 @@
 #include "base/cpu.h"
 #include "base/log.h"
 #include "model/architectures/architectures.h"
+#include "model/open_checkpoint.h"
 
 namespace quire::engine {
 namespace {
@@ -211,7 +212,7 @@ Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const Engin
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& options) {
-  auto checkpoint = weights::open_checkpoint(options.model);
+  auto checkpoint = model::open_checkpoint(options.model);
   if (!checkpoint) return std::unexpected(checkpoint.error());
   auto outline = outline_model(*checkpoint, options, file_weight_bytes(*checkpoint));
   if (!outline) return std::unexpected(outline.error());

@@ -27,6 +27,12 @@ Result<int> checked(int64_t value, std::string_view key, int low, int high) {
   return static_cast<int>(value);
 }
 
+Result<int> integer_of(const Json& value, std::string_view key, int low, int high) {
+  if (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX) return bad(key, "a smaller integer");
+  if (!value.is_number_integer()) return bad(key, "an integer");
+  return checked(value.get<int64_t>(), key, low, high);
+}
+
 // A parser callback that refuses deep nesting, so that no file can exhaust the stack.
 bool shallow(int depth, Json::parse_event_t, Json&) {
   constexpr int kMaxDepth = 64;
@@ -103,10 +109,7 @@ bool HuggingFaceConfig::has(std::string_view key) const { return content_->find(
 
 Result<int> HuggingFaceConfig::integer(std::string_view key, int low, int high) const {
   const Json* value = content_->find(key);
-  if (value == nullptr) return missing(key);
-  if (value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX) return bad(key, "a smaller integer");
-  if (!value->is_number_integer()) return bad(key, "an integer");
-  return checked(value->get<int64_t>(), key, low, high);
+  return value == nullptr ? missing(key) : integer_of(*value, key, low, high);
 }
 
 Result<int> HuggingFaceConfig::integer_or(std::string_view key, int low, int high, int fallback) const {
@@ -154,6 +157,34 @@ Result<std::vector<std::string>> HuggingFaceConfig::strings(std::string_view key
     out.push_back(item.get<std::string>());
   }
   return out;
+}
+
+Result<std::vector<int>> HuggingFaceConfig::integers(std::string_view key, int low, int high) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr) return missing(key);
+  if (!value->is_array()) return bad(key, "a list of integers");
+  std::vector<int> out;
+  for (const Json& item : *value) {
+    auto number = integer_of(item, key, low, high);
+    if (!number) return std::unexpected(std::move(number.error()));
+    out.push_back(*number);
+  }
+  return out;
+}
+
+Result<std::vector<std::string>> HuggingFaceConfig::keys(std::string_view key) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr) return missing(key);
+  if (!value->is_object()) return bad(key, "an object");
+  std::vector<std::string> out;
+  for (const auto& [name, item] : value->items()) out.push_back(name);
+  return out;
+}
+
+bool HuggingFaceConfig::has_content(std::string_view key) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr || *value == Json(false) || *value == Json("")) return false;
+  return !(value->is_structured() && value->empty());
 }
 
 Result<bool> HuggingFaceConfig::has_section(std::string_view key) const {

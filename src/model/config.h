@@ -32,6 +32,11 @@ class HuggingFaceConfig {
   Result<std::string> string(std::string_view key) const;
   Result<std::string> string_or(std::string_view key, std::string fallback) const;
   Result<std::vector<std::string>> strings(std::string_view key) const;
+  Result<std::vector<int>> integers(std::string_view key, int low, int high) const;
+  // The keys of an object, in ascending order.
+  Result<std::vector<std::string>> keys(std::string_view key) const;
+  // Present, and not null, false or empty.
+  bool has_content(std::string_view key) const;
 
   // Whether there is an object of that name; kCorruptFile where it is something else.
   Result<bool> has_section(std::string_view key) const;

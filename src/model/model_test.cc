@@ -19,6 +19,7 @@
 #include "model/architectures/architectures.h"
 #include "model/config.h"
 #include "model/load.h"
+#include "model/open_checkpoint.h"
 #include "weights/checkpoint.h"
 #include "weights/test_files.h"
 
@@ -40,7 +41,7 @@ void expect_error(const Result<T>& result, ErrorKind kind, std::string_view para
 }
 
 weights::Checkpoint open(std::string_view name) {
-  auto checkpoint = weights::open_checkpoint(std::string(QUIRE_TEST_DATA) + "/models/" + std::string(name));
+  auto checkpoint = open_checkpoint(std::string(QUIRE_TEST_DATA) + "/models/" + std::string(name));
   if (!checkpoint) throw std::runtime_error(checkpoint.error().message);
   return std::move(*checkpoint);
 }

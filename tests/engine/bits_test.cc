@@ -243,7 +243,9 @@ INSTANTIATE_TEST_SUITE_P(Tiny, Bits,
                                            BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8, KvCacheDtype::kInt8},
                                            BitsCase{"gguf/random_gemma3_mixed.gguf", Profile::kQ8},
                                            BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8},
-                                           BitsCase{"gguf/random_llama_k.gguf", Profile::kBF16}),
+                                           BitsCase{"gguf/random_llama_k.gguf", Profile::kBF16},
+                                           BitsCase{"qwen3_packed", Profile::kQ8},
+                                           BitsCase{"llama_w8a8", Profile::kQ8}),
                          name_of);
 
 // The logits of the last of 100 tokens of a model with two cache groups, run in two steps over hand-made tables: group

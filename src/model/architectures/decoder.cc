@@ -39,9 +39,6 @@ MatrixPart part(const std::string& prefix, const std::string& name, int rows) { 
 }  // namespace
 
 Result<DecoderSizes> decoder_sizes(const HuggingFaceConfig& config) {
-  if (config.has("quantization_config"))
-    return fail(ErrorKind::kUnsupported, "quantised Hugging Face checkpoints are not supported; use a GGUF file",
-                "quantization_config");
   DecoderSizes s;
   std::optional<Error> error;
   take(config.integer("num_hidden_layers", 1, kMaxLayers), s.layers, error);
