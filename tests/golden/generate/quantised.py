@@ -180,7 +180,7 @@ def dynamic_tokens():
 
 PACKED = args(4, symmetric=False, strategy="group", group_size=32)
 INT8 = args(8)
-BLOCK = args(8, "float", strategy="block", block_structure=[32, 16])
+BLOCK = args(8, "float", strategy="block", block_structure=[8, 16])
 
 
 def fp8_parts(w, _):
@@ -201,7 +201,7 @@ MODELS = {
     "llama_w8a8": ("llama_untied", lambda w, _: compressed(w, INT8, BFLOAT),
                    ct_config("int-quantized", INT8, input_activations=dynamic_tokens())),
     "gemma3_fp8": ("gemma3", fp8_parts,
-                  {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [32, 16]}),
+                  {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [8, 16]}),
 }
 LAYERS = 2
 
