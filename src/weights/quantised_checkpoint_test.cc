@@ -207,6 +207,13 @@ TEST(QuantisedCheckpoint, OfSeveralSchemesTakeTheOneThatFits) {
   EXPECT_EQ(describe(*(*tensors)->find("wide.weight")), "[16, 64] Q4_0");
 }
 
+TEST(QuantisedCheckpoint, ShapesAreNumbersOfEitherSize) {
+  const Written narrow = {"I32", {2}, numbers<int32_t>({16, 64})};
+  const auto tensors = open_quantised(changed(packed_parts(), "m.weight_shape", narrow), {kPacked});
+  ASSERT_TRUE(tensors) << tensors.error().message;
+  EXPECT_EQ((*tensors)->find("m.weight")->shape, (std::vector<int64_t>{16, 64}));
+}
+
 TEST(QuantisedCheckpoint, AcceptGroupsThatSayNothingNew) {
   std::string neighbours, unset;
   for (int k = 0; k < 64; ++k) neighbours += numbers<int32_t>({k / 32}), unset += numbers<int32_t>({-1});
@@ -288,7 +295,7 @@ TEST(QuantisedCheckpoint, NameThePartThatIsWrong) {
        {"m.g_idx", "group -1"}},
       {without(packed_parts(), "m.weight_shape"), kPacked, kCorruptFile, {"m.weight_shape", "missing"}},
       {changed(packed_parts(), "m.weight_shape", {"I64", {3}}), kPacked, kCorruptFile, {"m.weight_shape", "[2]"}},
-      {changed(packed_parts(), "m.weight_shape", {"I32", {2}}), kPacked, kCorruptFile, {"m.weight_shape", "I64"}},
+      {changed(packed_parts(), "m.weight_shape", {"F32", {2}}), kPacked, kCorruptFile, {"m.weight_shape", "I64"}},
       {changed(packed_parts(), "m.weight_zero_point", {"I32", {16, 2}}),
        kPacked,
        kCorruptFile,

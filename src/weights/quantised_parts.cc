@@ -112,9 +112,12 @@ class Finder {
   Result<void> read_shape() {
     const auto part = require(".weight_shape");
     if (!part) return std::unexpected(part.error());
-    if (auto ok = check_format(*part, {"I64"}); !ok) return ok;
+    if (auto ok = check_format(*part, {"I64", "I32"}); !ok) return ok;
     if (auto ok = check_shape(*part, {2}); !ok) return ok;
-    const auto rows = load<int64_t>(part->data, 0), cols = load<int64_t>(part->data, 1);
+    const auto extent = [&](size_t i) {
+      return part->format == "I64" ? load<int64_t>(part->data, i) : load<int32_t>(part->data, i);
+    };
+    const int64_t rows = extent(0), cols = extent(1);
     const int64_t words = parts_.integers.shape[1];
     if (rows != parts_.integers.shape[0] || cols > words * per_word() || cols <= (words - 1) * per_word())
       return bad_part(*part, fmt::format("it says [{}, {}], which does not fit {} {} with {} integers in a word", rows,
