@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 
@@ -21,18 +22,20 @@ size_t row_bytes(ActivationKind kind, int inputs) {
 
 constexpr size_t kBlockBytes = kGroup * 2;  // of one row and block of bf16 in wide tiles
 
-const PanelKernels* wide_kernels(const KernelTable& table, ActivationKind kind) {
-  if (kind == ActivationKind::kInt8) return table.wide_int8;
-  return kind == ActivationKind::kBF16 ? table.wide_bf16 : nullptr;
+// From how many rows on they are multiplied in wide tiles.
+int least_wide_rows(const KernelTable& table, ActivationKind kind) {
+  if (kind == ActivationKind::kInt8 && table.wide_int8 != nullptr) return table.wide_int8->least_rows;
+  if (kind == ActivationKind::kBF16 && table.wide_bf16 != nullptr) return table.wide_bf16->least_rows;
+  return std::numeric_limits<int>::max();
 }
 
 int columns_end(const PackedMatrix& w, const GemmOutput& output) {
   return output.column_end < 0 ? w.outputs() : output.column_end;
 }
 
-// What multiplies several tiles of these with a panel; null if GemmKernels multiply each alone.
+// What multiplies several tiles of integers with a panel; null if GemmKernels multiply each alone.
 const PanelKernels* panel_kernels(const KernelTable& table, const PackedMatrix& w, const Activations& a) {
-  if (a.wide()) return wide_kernels(table, a.kind());
+  if (a.wide()) return table.wide_int8;
   const PanelKernels* kernels = table.unpacked_int8;
   if (kernels == nullptr || kernels->tile[static_cast<size_t>(w.layout())] == nullptr) return nullptr;
   return a.rows() >= kernels->least_rows ? kernels : nullptr;
@@ -54,17 +57,18 @@ struct Product {
   }
 };
 
-// The sums of all slices of a tile become outputs.
-void finish(const Product& x, int panel, int tile, float* sums) {
+// Where results of `rows` rows from `row` on go; not where they come from.
+FinishArgs destination(const Product& x, int panel, int row, int rows) {
   const GemmOutput& output = x.output;
-  const auto row = static_cast<size_t>(x.a.tile_begin(tile));
+  const auto first = static_cast<size_t>(row);
   const int n = panel * x.width();
   const auto column = static_cast<size_t>(n - output.column_begin);
-  const auto at = [&](auto* base, size_t stride) { return base == nullptr ? base : base + row * stride + column; };
-  x.table.gemm->finish({
-      .sums = sums,
+  const auto at = [&](auto* base, size_t stride) { return base == nullptr ? base : base + first * stride + column; };
+  return {
+      .sums = nullptr,
       .slices = x.w.slices(),
-      .rows = x.rows(tile),
+      .slice_stride = 0,
+      .rows = rows,
       .width = x.width(),
       .columns = std::min(x.width(), columns_end(x.w, output) - n),
       .out = at(output.out, output.stride),
@@ -75,7 +79,15 @@ void finish(const Product& x, int panel, int tile, float* sums) {
       .bias = output.bias == nullptr ? nullptr : output.bias + column,
       .residual = at(output.residual, output.residual_stride),
       .residual_stride = output.residual_stride,
-  });
+  };
+}
+
+// The sums of all slices of a tile become outputs.
+void finish(const Product& x, int panel, int tile, const float* sums) {
+  FinishArgs args = destination(x, panel, x.a.tile_begin(tile), x.rows(tile));
+  args.sums = sums;
+  args.slice_stride = static_cast<size_t>(args.rows * args.width);
+  x.table.gemm->finish(args);
 }
 
 // Fetches the lines that a tile's results go to, while they are computed: rows lie far apart.
@@ -118,7 +130,7 @@ struct Coming {
   size_t size;
 };
 
-// Several tiles at a time, for one thread.
+// Several tiles of integers at a time, for one thread.
 class PanelProduct {
  public:
   PanelProduct(const Product& product, const PanelKernels& kernels)
@@ -156,7 +168,6 @@ class PanelProduct {
     alignas(64) float all_sums[std::max(kFewTiles * kMaxSlices * kTileSums, kManySums)];
     const auto sums = [&](int t) { return all_sums + (t - begin) * x_.w.slices() * tile_sums(); };
     alignas(64) std::byte weights[kUnpackedBytes];
-    const auto unpack = kernels_.unpack[layout_];
     for (size_t first = 0; first < groups_; first += kernels_.groups) {
       const size_t last = std::min(first + kernels_.groups, groups_);
       // Each tile fetches its share of what comes next: all at once would keep memory busy for a short while only. A
@@ -164,25 +175,21 @@ class PanelProduct {
       const Coming coming = alone_ ? Coming{nullptr, 0} : coming_after(panel, last, next);
       const size_t shares = static_cast<size_t>(end - begin) * (last - first);
       const size_t share = round_up((coming.size + shares - 1) / shares, 64);  // of a tile and group
-      if (unpack != nullptr) unpack({x_.w.panel(panel), first, last, weights});
+      kernels_.unpack[layout_]({x_.w.panel(panel), first, last, weights});
       for (int t = begin; t < end; t++) {
-        // To set up for another number of rows takes long, so a short tile that needs no unpacking waits for all
-        // groups.
-        const bool waits = unpack == nullptr && x_.rows(t) < kWideRows;
-        if (waits && last < groups_) continue;
         if (last == groups_) fetch_output(x_, panel, t);
         enter(x_.rows(t));
         const size_t fetched = std::min(static_cast<size_t>(t - begin) * (last - first) * share, coming.size);
         kernels_.tile[layout_]({
             .rows = rows_,
-            .first = waits ? 0 : first,
+            .first = first,
             .last = last,
             .slice = groups_ / static_cast<size_t>(x_.w.slices()),
             .a = x_.a.tile(t),
             .weights = weights,
             .panel = x_.w.panel(panel),
             .fetch = coming.data + fetched,
-            .fetch_bytes = waits || fetched == coming.size ? 0 : share,
+            .fetch_bytes = fetched == coming.size ? 0 : share,
             .next_a = t + 1 < end ? static_cast<size_t>(x_.rows(t)) * x_.a.pitch() : 0,
             .sums = sums(t),
         });
@@ -203,6 +210,46 @@ class PanelProduct {
   size_t groups_;
   bool alone_ = false;
   int rows_ = 0;  // of the tiles that the kernels are set up for
+};
+
+// bf16 in wide tiles, for one thread.
+class WideProduct {
+ public:
+  explicit WideProduct(const Product& product) : x_(product), kernels_(*product.table.wide_bf16) {}
+
+  // So many rows at a time as the second-level cache holds beside some weights; tiles by twos.
+  void run(const GemmPart& part) {
+    if (part.panel_begin == part.panel_end || part.tile_begin == part.tile_end) return;
+    const int most = std::min(kWidePanelRows / x_.w.slices(), static_cast<int>(kCachedBytes / x_.a.pitch()));
+    const int most_pairs = std::max(1, most / (2 * kWideRows));
+    const int pairs = (part.tile_end - part.tile_begin + 1) / 2;
+    const int groups = (pairs + most_pairs - 1) / most_pairs;
+    const auto tile = [&](int group) { return std::min(part.tile_begin + pairs * group / groups * 2, part.tile_end); };
+    kernels_.enter(wide_bf16_slots(x_.a.rows()));
+    for (int g = 0; g < groups; g++) run(part, tile(g), tile(g + 1));
+    kernels_.leave();
+  }
+
+ private:
+  static constexpr size_t kCachedBytes = size_t{1} << 20;
+
+  void run(const GemmPart& part, int tile_begin, int tile_end) {
+    const int row = x_.a.tile_begin(tile_begin), rows = x_.a.tile_begin(tile_end) - row;
+    for (int p = part.panel_begin; p < part.panel_end; p++) {
+      kernels_.panel({.rows = rows,
+                      .slots = wide_bf16_slots(x_.a.rows()),
+                      .blocks = padded_inputs(Layout::kBF16, static_cast<size_t>(x_.w.inputs())) / kGroup,
+                      .a = x_.a.tile(tile_begin),
+                      .panel = x_.w.panel(p),
+                      .next = p + 1 < part.panel_end ? x_.w.panel(p + 1) : nullptr,
+                      .sums = sums_,
+                      .out = destination(x_, p, row, rows)});
+    }
+  }
+
+  const Product& x_;
+  const WidePanelKernels& kernels_;
+  alignas(64) float sums_[kWidePanelRows * 64];
 };
 
 void check_call(const PackedMatrix& w, const Activations& a, const GemmOutput& output) {
@@ -237,14 +284,13 @@ void Activations::reshape(const KernelTable& table, ActivationKind kind, int row
   kind_ = kind;
   rows_ = rows;
   inputs_ = inputs;
-  const PanelKernels* wide = wide_kernels(table, kind);
-  wide_ = wide != nullptr && rows >= wide->least_rows;
+  wide_ = rows >= least_wide_rows(table, kind);
   const int most = wide_ ? kWideRows : kTileRows;
   tiles_ = (rows + most - 1) / most;
   pitch_ = row_bytes(kind, inputs);
   if (wide_ && kind == ActivationKind::kBF16) pitch_ = round_up(static_cast<size_t>(inputs), kGroup) * 2;
-  // Wide tiles of integers read on behind their rows: in room that larger kinds would need.
-  const bool all = wide_ && kind == ActivationKind::kInt8;
+  // Wide tiles read on behind their rows: in room that larger kinds would need.
+  const bool all = wide_ && (kind == ActivationKind::kInt8 || rows > kWideRows);
   const size_t read = all ? round_up(static_cast<size_t>(rows), kWideRows) : static_cast<size_t>(rows);
   QUIRE_CHECK(read * pitch_ <= storage_.size());
 }
@@ -265,7 +311,8 @@ void Activations::set_row(const KernelTable& table, const float* x, int m) {
       return;
     case ActivationKind::kBF16:
       if (wide_) {
-        table.wide_bf16->round_row_bf16(x, inputs_, start + r * kBlockBytes, static_cast<size_t>(held) * kBlockBytes);
+        const auto slots = static_cast<size_t>(wide_bf16_slots(rows_));
+        table.wide_bf16->round_row(x, inputs_, start + r * kBlockBytes, slots * kBlockBytes);
       } else {
         table.gemm->round_row_bf16(x, inputs_, row);
       }
@@ -311,6 +358,7 @@ void gemm_panels(const KernelTable& table, const PackedMatrix& w, const Activati
                  const GemmPart& part) {
   check_call(w, a, output);
   const Product product{table, w, a, output};
+  if (a.wide() && a.kind() == ActivationKind::kBF16) return WideProduct(product).run(part);
   if (const PanelKernels* kernels = panel_kernels(table, w, a)) return PanelProduct(product, *kernels).run(part);
   for (int p = part.panel_begin; p < part.panel_end; p++) {
     for (int t = part.tile_begin; t < part.tile_end; t++) {

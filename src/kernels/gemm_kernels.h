@@ -41,8 +41,9 @@ struct TileArgs {
 //   r = tree(sums);  r = fma(addend_scale, addend, r);  r = r + bias;  r = residual + r
 // where null pointers leave their step out.
 struct FinishArgs {
-  float* sums;  // [slices][rows][width]; overwritten
-  int slices;   // 1, 2, 4 or 8
+  const float* sums;  // of each slice [rows][width], 64-byte aligned
+  int slices;         // 1, 2, 4 or 8
+  size_t slice_stride;
   int rows;
   int width;    // 32 or 64
   int columns;  // of `width`, those to write
@@ -72,12 +73,11 @@ struct GemmKernels {
   void (*round_row_bf16)(const float* x, int k, std::byte* out);
 };
 
-// Products of several tiles with one panel. Integers are unpacked once for all of them, to what the same table's tiles
-// read; bf16 is read as it lies in memory. Tiles are those of GemmKernels, or wide ones, of matrix instructions.
+// Products of several tiles of integers with one panel, which is unpacked once for all of them, to what the same
+// table's tiles read. Tiles are those of GemmKernels, or wide ones, of matrix instructions.
 //
-// Wide tiles hold kWideRows, the last one the rest. Of integers they lie as the others do, the last one with room for
-// half of kWideRows or all; what is behind its last row is never read as a result. Of bf16, for each block of 32 inputs
-// [rows of the tile][32].
+// Wide tiles hold kWideRows, the last one the rest. They lie as the others do, the last one with room for half of
+// kWideRows or all; what is behind its last row is never read as a result.
 inline constexpr int kWideRows = 16;
 inline constexpr size_t kUnpackedBytes = 64 * 1024;  // at most, at a time
 static constexpr int wide_slots(int rows) { return rows > kWideRows / 2 ? kWideRows : kWideRows / 2; }
@@ -89,19 +89,19 @@ struct UnpackArgs {
   std::byte* out;  // 64-byte aligned
 };
 
-// One tile of activations times groups (blocks of bf16) [first, last) of one panel. Where `first` is not the first of a
+// One tile of activations times groups [first, last) of one panel. Where `first` is not the first of a
 // slice, its sums go on from `sums`.
 struct PanelTileArgs {
   int rows;
   size_t first, last;
   size_t slice;              // groups of a slice
   const std::byte* a;        // the tile
-  const std::byte* weights;  // of integers: unpacked, from group `first` on
-  const std::byte* panel;    // of integers: for the scales
+  const std::byte* weights;  // unpacked, from group `first` on
+  const std::byte* panel;    // for the scales
   const std::byte* fetch;    // so many bytes for each group, from here on, should be fetched meanwhile
   size_t fetch_bytes;
   size_t next_a;  // bytes from `a` to what the next call reads; 0 for nothing
-  float* sums;    // [slices][rows][panel columns], 64-byte aligned: by rule 1 or 4
+  float* sums;    // [slices][rows][panel columns], 64-byte aligned: by rule 4
 };
 
 struct PanelKernels {
@@ -113,12 +113,38 @@ struct PanelKernels {
   void (*enter)(Layout layout, int rows);
   void (*leave)();
   // Indexed by Layout; null for layouts of another kind of activations, and those that GemmKernels multiply as well.
-  // Bf16 has no unpack.
   void (*unpack[kLayouts])(const UnpackArgs& args);
   void (*tile[kLayouts])(const PanelTileArgs& args);
-  // As GemmKernels' for a row of a wide tile: a block of 32 inputs lies `step` bytes behind the one before. Null for
-  // integers.
-  void (*round_row_bf16)(const float* x, int k, std::byte* out, size_t step);
+};
+
+// Products of bf16 rows with one panel by matrix instructions (rule 1). Rows lie in wide tiles: for each block of 32
+// inputs [wide_bf16_slots][32] numbers, and one tile behind the other. What is behind the last row is never read as a
+// result.
+static constexpr int wide_bf16_slots(int rows) { return rows < kWideRows ? rows : kWideRows; }
+
+inline constexpr int kWidePanelRows = 1024;  // times slices, at most
+
+struct WidePanelArgs {
+  int rows;
+  int slots;           // of a tile
+  size_t blocks;       // of 32 inputs
+  const std::byte* a;  // the first tile
+  const std::byte* panel;
+  const std::byte* next;  // what should be fetched towards the end, or null
+  float* sums;            // scratch, 64-byte aligned: 64 for each row and slice, rows rounded up to two tiles
+  FinishArgs out;         // for all rows and columns of the panel; sums and their shape are not looked at, but `slices`
+};
+
+struct WidePanelKernels {
+  int least_rows;  // fewer are multiplied as well by GemmKernels
+
+  // Around any number of panels for tiles with so many slots, in the thread that computes.
+  void (*enter)(int slots);
+  void (*leave)();
+  void (*panel)(const WidePanelArgs& args);
+  // As GemmKernels' round_row_bf16, for a row of a wide tile: a block of 32 inputs lies `step` bytes behind the one
+  // before.
+  void (*round_row)(const float* x, int k, std::byte* out, size_t step);
 };
 
 // As the instruction sets define them. Which exist depends on the build; kernels.cc chooses.
@@ -131,7 +157,7 @@ const PanelKernels& unpacked_kernels_avx2();
 const PanelKernels& unpacked_kernels_avx2_vnni();
 const PanelKernels& unpacked_kernels_avx512();
 const PanelKernels& wide_kernels_amx();
-const PanelKernels& wide_kernels_amx_bf16();
+const WidePanelKernels& wide_kernels_amx_bf16();
 // Whether this CPU's vdpbf16ps equals two FMAs, the upper elements first, so that it can follow rule 1, and beats them;
 // needs flush-to-zero set.
 bool vdpbf16ps_follows_rule_1();

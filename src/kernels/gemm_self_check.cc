@@ -125,13 +125,18 @@ struct alignas(64) Sums {
   float at[kMaxSums];
 };
 
-Sums run_tile(const GemmKernels& kernels, Layout layout, const Tile& tile, const std::byte* panel, int begin,
+// Inputs [begin, end).
+struct Range {
+  int begin, end;
+};
+
+Sums run_tile(const GemmKernels& kernels, Layout layout, const Tile& tile, const std::byte* panel, Range inputs,
               int count) {
   Sums sums{};
   TileArgs args{};
   args.rows = count;
-  args.begin = begin;
-  args.end = kInputs;
+  args.begin = inputs.begin;
+  args.end = inputs.end;
   args.a = tile.bytes;
   args.a_pitch = kInputs * sizeof(float);
   args.panel = panel;
@@ -146,8 +151,8 @@ bool tiles_agree(const GemmKernels& kernels, const GemmKernels& scalar, Layout l
     const Tile expected = prepare(scalar, layout, rows, count);
     const Tile prepared = prepare(kernels, layout, rows, count);
     for (int begin : {0, 96}) {
-      const Sums want = run_tile(scalar, layout, expected, panel, begin, count);
-      const Sums got = run_tile(kernels, layout, prepared, panel, begin, count);
+      const Sums want = run_tile(scalar, layout, expected, panel, {begin, kInputs}, count);
+      const Sums got = run_tile(kernels, layout, prepared, panel, {begin, kInputs}, count);
       if (!same_numbers(want.at, got.at, kMaxSums)) return false;
     }
   }
@@ -156,23 +161,17 @@ bool tiles_agree(const GemmKernels& kernels, const GemmKernels& scalar, Layout l
 
 // As large as any.
 struct alignas(64) PanelTile {
-  std::byte bytes[kWideRows * kInputs / kGroup * std::max(kGroupRowBytes, kGroup * sizeof(uint16_t))];
+  std::byte bytes[kWideRows * kInputs / kGroup * kGroupRowBytes];
 };
 
 // Row r of a wide tile is row r % kRows.
-PanelTile prepare_panel_tile(const KernelTable& table, bool wide, Layout layout, const Rows& rows, int count) {
+PanelTile prepare_panel_tile(const KernelTable& table, bool wide, const Rows& rows, int count) {
   PanelTile tile{};
+  const auto slots = static_cast<size_t>(wide ? wide_slots(count) : count);
   for (int r = 0; r < count; r++) {
-    const float* x = rows.data() + r % kRows * kInputs;
     const auto index = static_cast<size_t>(r);
-    if (is_integer(layout)) {
-      const auto slots = static_cast<size_t>(wide ? wide_slots(count) : count);
-      table.gemm->quantise_row(x, kInputs, tile.bytes + index * kGroup,
-                               tile.bytes + slots * kGroup + index * sizeof(GroupMeta), slots * kGroupRowBytes);
-    } else {
-      constexpr size_t kBytes = kGroup * sizeof(uint16_t);
-      table.wide_bf16->round_row_bf16(x, kInputs, tile.bytes + index * kBytes, static_cast<size_t>(count) * kBytes);
-    }
+    table.gemm->quantise_row(rows.data() + r % kRows * kInputs, kInputs, tile.bytes + index * kGroup,
+                             tile.bytes + slots * kGroup + index * sizeof(GroupMeta), slots * kGroupRowBytes);
   }
   return tile;
 }
@@ -187,13 +186,13 @@ bool panel_tiles_agree(const KernelTable& table, const PanelKernels& kernels, La
   const bool wide = &kernels != table.unpacked_int8;
   const int most = wide ? kWideRows : kTileRows;
   for (int count = 1; count <= most; count++) {
-    const PanelTile tile = prepare_panel_tile(table, wide, layout, rows, count);
+    const PanelTile tile = prepare_panel_tile(table, wide, rows, count);
     Sums got{};
     kernels.enter(layout, count);
     for (size_t first : {size_t{0}, size_t{3}}) {
       const size_t last = first == 0 ? 3 : kGroups;
       std::array<Line, kUnpackedBytes / sizeof(Line)> weights;
-      if (kernels.unpack[l] != nullptr) kernels.unpack[l]({panel, first, last, weights[0].bytes});
+      kernels.unpack[l]({panel, first, last, weights[0].bytes});
       kernels.tile[l]({.rows = count,
                        .first = first,
                        .last = last,
@@ -228,6 +227,57 @@ bool panel_tiles_agree(const KernelTable& table, const PanelKernels& kernels, La
   return true;
 }
 
+// One row times a panel of bf16, in two slices, by the scalar kernels.
+std::array<float, 64> wanted_row(const Rows& rows, const std::byte* panel, int r) {
+  const GemmKernels& scalar = gemm_kernels_scalar();
+  Rows last;
+  std::memcpy(last.data() + last.size() - kInputs, rows.data() + r % kRows * kInputs, kInputs * sizeof(float));
+  const Tile row = prepare(scalar, Layout::kBF16, last, 1);
+  const Sums half[2] = {run_tile(scalar, Layout::kBF16, row, panel, {0, kInputs / 2}, 1),
+                        run_tile(scalar, Layout::kBF16, row, panel, {kInputs / 2, kInputs}, 1)};
+  std::array<float, 64> sums;
+  for (size_t c = 0; c < sums.size(); c++) sums[c] = half[0].at[c] + half[1].at[c];
+  return sums;
+}
+
+// Few rows; and full tiles of rows by twos, with one that is left.
+bool wide_panel_agrees(const WidePanelKernels& kernels, const Rows& rows, const std::byte* panel) {
+  constexpr size_t kBlocks = kInputs / kGroup, kRowBytes = kGroup * sizeof(uint16_t);
+  constexpr int kMost = 3 * kWideRows;
+  std::vector<std::array<float, 64>> want;
+  for (int r = 0; r < kRows; r++) want.push_back(wanted_row(rows, panel, r));
+  for (int count = 1; count <= kMost; count++) {
+    std::vector<Line> tiles(kBlocks * kMost);
+    const auto slots = static_cast<size_t>(wide_bf16_slots(count));
+    for (int r = 0; r < count; r++) {
+      std::byte* tile = tiles[static_cast<size_t>(r / kWideRows) * kBlocks * kWideRows].bytes;
+      kernels.round_row(rows.data() + r % kRows * kInputs, kInputs,
+                        tile + static_cast<size_t>(r % kWideRows) * kRowBytes, slots * kRowBytes);
+    }
+    std::vector<Line> sums(size_t{2} * 64 * 64 * sizeof(float) / sizeof(Line));
+    std::vector<std::array<float, 64>> out(kMost);
+    WidePanelArgs args{};
+    args.rows = count;
+    args.slots = wide_bf16_slots(count);
+    args.blocks = kBlocks;
+    args.a = tiles[0].bytes;
+    args.panel = panel;
+    args.sums = reinterpret_cast<float*>(sums[0].bytes);
+    args.out.slices = 2;
+    args.out.columns = 64;
+    args.out.out = out[0].data();
+    args.out.out_stride = 64;
+    kernels.enter(args.slots);
+    kernels.panel(args);
+    kernels.leave();
+    for (int r = 0; r < count; r++) {
+      if (!same_numbers(want[static_cast<size_t>(r % kRows)].data(), out[static_cast<size_t>(r)].data(), 64))
+        return false;
+    }
+  }
+  return true;
+}
+
 bool finish_agrees(const GemmKernels& kernels, const GemmKernels& scalar, Numbers& numbers) {
   constexpr int kMost = 4;
   Sums sums{};
@@ -240,9 +290,9 @@ bool finish_agrees(const GemmKernels& kernels, const GemmKernels& scalar, Number
       std::array<float, size_t{kMost} * 64> out[2] = {};
       const GemmKernels* each[2] = {&scalar, &kernels};
       for (int i = 0; i < 2; i++) {
-        Sums copy = sums;
-        each[i]->finish({.sums = copy.at,
+        each[i]->finish({.sums = sums.at,
                          .slices = slices,
+                         .slice_stride = static_cast<size_t>(kMost * width),
                          .rows = kMost,
                          .width = width,
                          .columns = columns,
@@ -282,9 +332,13 @@ Result<void> gemm_self_check(const KernelTable& table) {
     const auto layout = static_cast<Layout>(l);
     const std::vector<Line> panel = random_panel(layout, numbers);
     if (!tiles_agree(kernels, scalar, layout, rows, panel[0].bytes)) return differs(kNames[l]);
-    for (const PanelKernels* several : {table.unpacked_int8, table.wide_int8, table.wide_bf16}) {
+    for (const PanelKernels* several : {table.unpacked_int8, table.wide_int8}) {
       if (several == nullptr || several->tile[l] == nullptr) continue;
       if (!panel_tiles_agree(table, *several, layout, rows, panel[0].bytes)) return differs(kNames[l]);
+    }
+    if (layout == Layout::kBF16 && table.wide_bf16 != nullptr &&
+        !wide_panel_agrees(*table.wide_bf16, rows, panel[0].bytes)) {
+      return differs(kNames[l]);
     }
   }
   if (!finish_agrees(kernels, scalar, numbers)) return differs("sums of slices");

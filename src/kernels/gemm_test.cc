@@ -42,7 +42,8 @@ std::vector<NamedTable> tables() {
   if (cpu.avx512_bf16 && vdpbf16ps_follows_rule_1()) {
     add("avx512 bf16", Isa::kAvx512);
     all.back().table.gemm = &gemm_kernels_avx512_bf16();
-    all.back().table.wide_int8 = all.back().table.wide_bf16 = nullptr;
+    all.back().table.wide_int8 = nullptr;
+    all.back().table.wide_bf16 = nullptr;
   }
 #endif
   cpu.avx_vnni = cpu.avx512_bf16 = false;
@@ -53,8 +54,10 @@ std::vector<NamedTable> tables() {
   return all;
 }
 
-const PanelKernels* wide_of(const KernelTable& table, ActivationKind kind) {
-  return kind == ActivationKind::kInt8 ? table.wide_int8 : kind == ActivationKind::kBF16 ? table.wide_bf16 : nullptr;
+// Whether these rows are multiplied in wide tiles.
+bool are_wide(const KernelTable& table, ActivationKind kind, int rows) {
+  if (kind == ActivationKind::kInt8) return table.wide_int8 != nullptr && rows >= table.wide_int8->least_rows;
+  return kind == ActivationKind::kBF16 && table.wide_bf16 != nullptr && rows >= table.wide_bf16->least_rows;
 }
 
 Arithmetic arithmetic_of(Layout layout) {
@@ -187,39 +190,41 @@ TEST_F(Gemm, NotFiniteInputsSpoilTheirOwnRowAlone) {
 TEST_F(Gemm, AddsAddendBiasAndResidualInThisOrder) {
   constexpr int kN = 75;
   constexpr int kK = 64;
-  constexpr int kM = 7;
-  const oracle::Matrix w = oracle::random_matrix(WeightFormat::kQ4_1, kN, kK, rng);
-  const std::vector<float> x = oracle::random_rows(kM, kK, rng);
-  const std::vector<float> added = oracle::random_rows(2 * kM + 1, kN, rng);
-  const float* bias = added.data() + 2 * kM * kN;
-  for (int slices : {1, 2}) {
-    const PackedMatrix matrix = packed(w, WeightTarget::kNative, slices);
-    const auto sums = oracle::product(w, x, kM, Arithmetic::kIntegers, slices);
-    for (const NamedTable& t : tables()) {
-      Activations a;
-      ASSERT_TRUE(a.reserve(kM, kK, allocator));
-      a.reshape(t.table, ActivationKind::kInt8, kM, kK);
-      a.set_rows(t.table, x.data(), kK, 0, kM);
-      for (int steps = 0; steps < 8; steps++) {
-        // The residual is added to where it lies; rows are further apart than they are long.
-        constexpr size_t kStride = kN + 5;
-        std::vector<float> out(kM * kStride, 1.5F);
-        GemmOutput output{.out = out.data(), .stride = kStride};
-        if ((steps & 1) != 0) output.addend = added.data(), output.addend_stride = kN, output.addend_scale = 0.7F;
-        if ((steps & 2) != 0) output.bias = bias;
-        if ((steps & 4) != 0) output.residual = out.data(), output.residual_stride = kStride;
-        gemm(t.table, matrix, a, output, pool);
-        for (size_t m = 0; m < kM; m++) {
-          for (size_t n = 0; n < kStride; n++) {
-            float want = 1.5F;
-            if (n < kN) {
-              want = sums[m * kN + n];
-              if ((steps & 1) != 0) want = std::fma(0.7F, added[m * kN + n], want);
-              if ((steps & 2) != 0) want += bias[n];
-              if ((steps & 4) != 0) want = 1.5F + want;
+  constexpr int kM = 55;  // 3 full tiles for matrix instructions, and one that is not
+  for (WeightFormat format : {WeightFormat::kQ4_1, WeightFormat::kBF16}) {
+    const oracle::Matrix w = oracle::random_matrix(format, kN, kK, rng);
+    const std::vector<float> x = oracle::random_rows(kM, kK, rng);
+    const std::vector<float> added = oracle::random_rows(2 * kM + 1, kN, rng);
+    const float* bias = added.data() + 2 * kM * kN;
+    for (int slices : {1, 2}) {
+      const PackedMatrix matrix = packed(w, WeightTarget::kNative, slices);
+      const auto sums = oracle::product(w, x, kM, arithmetic_of(matrix.layout()), slices);
+      for (const NamedTable& t : tables()) {
+        Activations a;
+        ASSERT_TRUE(a.reserve(kM, kK, allocator));
+        a.reshape(t.table, activation_kind(matrix.layout()), kM, kK);
+        a.set_rows(t.table, x.data(), kK, 0, kM);
+        for (int steps = 0; steps < 8; steps++) {
+          // The residual is added to where it lies; rows are further apart than they are long.
+          constexpr size_t kStride = kN + 5;
+          std::vector<float> out(kM * kStride, 1.5F);
+          GemmOutput output{.out = out.data(), .stride = kStride};
+          if ((steps & 1) != 0) output.addend = added.data(), output.addend_stride = kN, output.addend_scale = 0.7F;
+          if ((steps & 2) != 0) output.bias = bias;
+          if ((steps & 4) != 0) output.residual = out.data(), output.residual_stride = kStride;
+          gemm(t.table, matrix, a, output, pool);
+          for (size_t m = 0; m < kM; m++) {
+            for (size_t n = 0; n < kStride; n++) {
+              float want = 1.5F;
+              if (n < kN) {
+                want = sums[m * kN + n];
+                if ((steps & 1) != 0) want = std::fma(0.7F, added[m * kN + n], want);
+                if ((steps & 2) != 0) want += bias[n];
+                if ((steps & 4) != 0) want = 1.5F + want;
+              }
+              ASSERT_EQ(oracle::difference(&want, &out[m * kStride + n], 1, 1), "")
+                  << place(t, format, WeightTarget::kNative, kM) << " steps " << steps << " at " << m << "," << n;
             }
-            ASSERT_EQ(oracle::difference(&want, &out[m * kStride + n], 1, 1), "")
-                << t.name << " steps " << steps << " at " << m << "," << n;
           }
         }
       }
@@ -230,7 +235,7 @@ TEST_F(Gemm, AddsAddendBiasAndResidualInThisOrder) {
 TEST_F(Gemm, ColumnRangesAreThoseColumns) {
   constexpr int kN = 200;
   constexpr int kK = 64;
-  constexpr int kM = 3;
+  constexpr int kM = 40;
   for (WeightFormat format : {WeightFormat::kQ8_0, WeightFormat::kBF16}) {
     const oracle::Matrix w = oracle::random_matrix(format, kN, kK, rng);
     const std::vector<float> x = oracle::random_rows(kM, kK, rng);
@@ -255,22 +260,21 @@ TEST_F(Gemm, ColumnRangesAreThoseColumns) {
   }
 }
 
-// More groups than are unpacked at a time, with slices that end inside of those; more tiles than read them in turn; and
-// rows that start anywhere in memory that nobody set.
+// More groups than are unpacked at a time, with slices that end inside of those; more tiles than read them in turn, or
+// than are multiplied in one go; and rows that start anywhere in memory that nobody set.
 TEST_F(Gemm, UnpackedWeightsHaveTheSameBits) {
   struct Case {
     int k, m, slices;
   };
   for (WeightFormat format : kFormats) {
     if (!weights::is_quantised(format) && format != WeightFormat::kBF16) continue;
-    for (const auto [k, m, slices] : {Case{2304, 70, 1}, {6144, 75, 8}, {4608, 42, 2}, {256, 600, 1}}) {
+    for (const auto [k, m, slices] : {Case{2304, 70, 1}, {6144, 75, 8}, {4608, 42, 2}, {256, 600, 1}, {2048, 150, 8}}) {
       const oracle::Matrix w = oracle::random_matrix(format, 37, k, rng);
       const std::vector<float> x = oracle::random_rows(m, k, rng);
       const PackedMatrix matrix = packed(w, WeightTarget::kNative, slices);
       const auto want = oracle::product(w, x, m, arithmetic_of(matrix.layout()), slices);
       for (const NamedTable& t : tables()) {
-        const bool integers = weights::is_quantised(format) && t.table.unpacked_int8 != nullptr;
-        if (!integers && wide_of(t.table, activation_kind(matrix.layout())) == nullptr) continue;
+        if (weights::is_quantised(format) ? t.table.unpacked_int8 == nullptr : t.table.wide_bf16 == nullptr) continue;
         const auto got = run(t.table, matrix, x.data(), m, pool);
         ASSERT_EQ(oracle::difference(want.data(), got.data(), got.size(), w.n), "")
             << place(t, format, WeightTarget::kNative, m) << " K=" << k << " slices " << slices;
@@ -306,14 +310,13 @@ TEST_F(Gemm, PartsCoverEverythingOnce) {
       const oracle::Matrix w = oracle::random_matrix(format, n, 32, rng);
       const PackedMatrix matrix = packed(w, WeightTarget::kNative, 1);
       const ActivationKind kind = activation_kind(matrix.layout());
-      const PanelKernels* wide = wide_of(t.table, kind);
       for (int m : {1, 5, 64, 255, 1000}) {
         Activations a;
         ASSERT_TRUE(a.reserve(m, 32, allocator));
         a.reshape(t.table, kind, m, 32);
         EXPECT_EQ(a.tile_begin(0), 0);
         EXPECT_EQ(a.tile_begin(a.tiles()), m);
-        EXPECT_EQ(a.wide(), wide != nullptr && m >= wide->least_rows);
+        EXPECT_EQ(a.wide(), are_wide(t.table, kind, m));
         for (int i = 0; i < a.tiles(); i++) {
           EXPECT_GT(a.tile_begin(i + 1), a.tile_begin(i));
           EXPECT_LE(a.tile_begin(i + 1) - a.tile_begin(i), a.wide() ? kWideRows : kTileRows);
@@ -366,8 +369,8 @@ TEST_F(Gemm, SelfTestPassesAndSeesAWrongKernel) {
       EXPECT_FALSE(gemm_self_check(table)) << t.name;
     }
     if (t.table.wide_bf16 != nullptr) {
-      PanelKernels wrong_wide = *t.table.wide_bf16;
-      wrong_wide.tile[static_cast<size_t>(Layout::kBF16)] = [](const PanelTileArgs&) {};
+      WidePanelKernels wrong_wide = *t.table.wide_bf16;
+      wrong_wide.panel = [](const WidePanelArgs&) {};
       table = t.table;
       table.wide_bf16 = &wrong_wide;
       EXPECT_FALSE(gemm_self_check(table)) << t.name;

@@ -12,6 +12,7 @@ namespace quire::kernels {
 
 struct GemmKernels;       // gemm_kernels.h
 struct PanelKernels;      // gemm_kernels.h
+struct WidePanelKernels;  // gemm_kernels.h
 struct AttentionKernels;  // attention_kernels.h
 struct RowKernels;        // row_ops.h
 struct ScanKernels;       // scan_kernels.h
@@ -22,7 +23,7 @@ struct KernelTable {
   const GemmKernels* gemm = nullptr;
   const PanelKernels* unpacked_int8 = nullptr;  // products of several tiles; null if there are none
   const PanelKernels* wide_int8 = nullptr;      // products of several rows by AMX; null without it
-  const PanelKernels* wide_bf16 = nullptr;
+  const WidePanelKernels* wide_bf16 = nullptr;
   const AttentionKernels* attention = nullptr;
   const RowKernels* rows = nullptr;
   const ScanKernels* scan = nullptr;

@@ -23,7 +23,8 @@ inline std::vector<KernelTable> test_tables() {
     native.native_bf16 = true;
     native.gemm = &gemm_kernels_avx512_bf16();
     native.attention = &attention_kernels_avx512_bf16();
-    native.wide_int8 = native.wide_bf16 = nullptr;
+    native.wide_int8 = nullptr;
+    native.wide_bf16 = nullptr;
     all.push_back(native);
   }
 #endif

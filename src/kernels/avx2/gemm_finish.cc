@@ -7,17 +7,14 @@ namespace quire::kernels {
 namespace avx2 {
 namespace {
 
-// Rule 11: ((0+1)+(2+3))+((4+5)+(6+7)), left in slice 0.
-void add_slices(const FinishArgs& f) {
-  const int size = f.rows * f.width;
-  for (int step = 1; step < f.slices; step *= 2) {
-    for (int s = 0; s < f.slices; s += 2 * step) {
-      float* to = f.sums + s * size;
-      const float* from = to + step * size;
-      for (int i = 0; i < size; i += 8) {
-        _mm256_store_ps(to + i, _mm256_add_ps(_mm256_load_ps(to + i), _mm256_load_ps(from + i)));
-      }
-    }
+// Rule 11: ((0+1)+(2+3))+((4+5)+(6+7)) of slices `stride` floats apart.
+template <int kSlices>
+__attribute__((always_inline)) inline __m256 slice_sum(const float* sums, size_t stride) {
+  if constexpr (kSlices == 1) {
+    return _mm256_load_ps(sums);
+  } else {
+    constexpr int kHalf = kSlices / 2;
+    return _mm256_add_ps(slice_sum<kHalf>(sums, stride), slice_sum<kHalf>(sums + kHalf * stride, stride));
   }
 }
 
@@ -25,16 +22,14 @@ __m256i first_lanes(int count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-}  // namespace
-
-void finish(const FinishArgs& f) {
-  add_slices(f);
+template <int kSlices>
+void finish_slices(const FinishArgs& f) {
   const __m256 addend_scale = _mm256_set1_ps(f.addend_scale);
   for (int r = 0; r < f.rows; r++) {
     const auto row = static_cast<size_t>(r);
     for (int c = 0; c < f.columns; c += 8) {
       const __m256i lanes = first_lanes(f.columns - c);
-      __m256 value = _mm256_load_ps(f.sums + r * f.width + c);
+      __m256 value = slice_sum<kSlices>(f.sums + r * f.width + c, f.slice_stride);
       if (f.addend != nullptr) {
         const __m256 addend = _mm256_maskload_ps(f.addend + row * f.addend_stride + c, lanes);
         value = _mm256_fmadd_ps(addend_scale, addend, value);
@@ -45,6 +40,21 @@ void finish(const FinishArgs& f) {
       }
       _mm256_maskstore_ps(f.out + row * f.out_stride + c, lanes, value);
     }
+  }
+}
+
+}  // namespace
+
+void finish(const FinishArgs& f) {
+  switch (f.slices) {
+    case 1:
+      return finish_slices<1>(f);
+    case 2:
+      return finish_slices<2>(f);
+    case 4:
+      return finish_slices<4>(f);
+    case 8:
+      return finish_slices<8>(f);
   }
 }
 

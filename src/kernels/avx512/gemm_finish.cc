@@ -7,32 +7,27 @@ namespace quire::kernels {
 namespace avx512 {
 namespace {
 
-// Rule 11: ((0+1)+(2+3))+((4+5)+(6+7)), left in slice 0.
-void add_slices(const FinishArgs& f) {
-  const int size = f.rows * f.width;
-  for (int step = 1; step < f.slices; step *= 2) {
-    for (int s = 0; s < f.slices; s += 2 * step) {
-      float* to = f.sums + s * size;
-      const float* from = to + step * size;
-      for (int i = 0; i < size; i += 16) {
-        _mm512_store_ps(to + i, _mm512_add_ps(_mm512_load_ps(to + i), _mm512_load_ps(from + i)));
-      }
-    }
+// Rule 11: ((0+1)+(2+3))+((4+5)+(6+7)) of slices `stride` floats apart.
+template <int kSlices>
+__attribute__((always_inline)) inline __m512 slice_sum(const float* sums, size_t stride) {
+  if constexpr (kSlices == 1) {
+    return _mm512_load_ps(sums);
+  } else {
+    constexpr int kHalf = kSlices / 2;
+    return _mm512_add_ps(slice_sum<kHalf>(sums, stride), slice_sum<kHalf>(sums + kHalf * stride, stride));
   }
 }
 
 __mmask16 first_lanes(int count) { return count >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1U << count) - 1); }
 
-}  // namespace
-
-void finish(const FinishArgs& f) {
-  add_slices(f);
+template <int kSlices>
+void finish_slices(const FinishArgs& f) {
   const __m512 addend_scale = _mm512_set1_ps(f.addend_scale);
   for (int r = 0; r < f.rows; r++) {
     const auto row = static_cast<size_t>(r);
     for (int c = 0; c < f.columns; c += 16) {
       const __mmask16 lanes = first_lanes(f.columns - c);
-      __m512 value = _mm512_load_ps(f.sums + r * f.width + c);
+      __m512 value = slice_sum<kSlices>(f.sums + r * f.width + c, f.slice_stride);
       if (f.addend != nullptr) {
         const __m512 addend = _mm512_maskz_loadu_ps(lanes, f.addend + row * f.addend_stride + c);
         value = _mm512_fmadd_ps(addend_scale, addend, value);
@@ -43,6 +38,21 @@ void finish(const FinishArgs& f) {
       }
       _mm512_mask_storeu_ps(f.out + row * f.out_stride + c, lanes, value);
     }
+  }
+}
+
+}  // namespace
+
+void finish(const FinishArgs& f) {
+  switch (f.slices) {
+    case 1:
+      return finish_slices<1>(f);
+    case 2:
+      return finish_slices<2>(f);
+    case 4:
+      return finish_slices<4>(f);
+    case 8:
+      return finish_slices<8>(f);
   }
 }
 

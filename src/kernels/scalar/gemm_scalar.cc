@@ -108,21 +108,17 @@ void float_tile(const TileArgs& t) {
   }
 }
 
-// Rule 11: ((0+1)+(2+3))+((4+5)+(6+7)), left in slice 0.
-void add_slices(const FinishArgs& f) {
-  const int size = f.rows * f.width;
-  for (int step = 1; step < f.slices; step *= 2) {
-    for (int s = 0; s < f.slices; s += 2 * step) {
-      for (int i = 0; i < size; i++) f.sums[s * size + i] += f.sums[(s + step) * size + i];
-    }
-  }
+// Rule 11: ((0+1)+(2+3))+((4+5)+(6+7)) of slices `stride` floats apart.
+float slice_sum(const float* sums, size_t stride, int slices) {
+  if (slices == 1) return *sums;
+  const int half = slices / 2;
+  return slice_sum(sums, stride, half) + slice_sum(sums + static_cast<size_t>(half) * stride, stride, half);
 }
 
 void finish(const FinishArgs& f) {
-  add_slices(f);
   for (size_t r = 0; r < static_cast<size_t>(f.rows); r++) {
     for (size_t c = 0; c < static_cast<size_t>(f.columns); c++) {
-      float value = f.sums[r * static_cast<size_t>(f.width) + c];
+      float value = slice_sum(f.sums + r * static_cast<size_t>(f.width) + c, f.slice_stride, f.slices);
       if (f.addend != nullptr) value = std::fma(f.addend_scale, f.addend[r * f.addend_stride + c], value);
       if (f.bias != nullptr) value = value + f.bias[c];
       if (f.residual != nullptr) value = f.residual[r * f.residual_stride + c] + value;
