@@ -11,16 +11,17 @@
 
 namespace quire::kernels::oracle {
 
-// W[N, K]. Integers: value = (factor * d) * q + min.
+// W[N, K]. Integers: value = (factor * d) * q + min_factor * min.
 struct Matrix {
   weights::WeightFormat format;
   int n = 0;
   int k = 0;
-  std::vector<int> q;         // [n][k]
-  std::vector<float> d;       // [n][k / 32]: fp16 scale times its unsigned factor
-  std::vector<int> factor;    // [n][k / 16]: Q6_K's signed factors, otherwise 1
-  std::vector<float> min;     // [n][k / 32]
-  std::vector<float> values;  // [n][k]: what the file means
+  std::vector<int> q;           // [n][k]
+  std::vector<float> d;         // [n][k / 32]: scale times its factor, if that is for 32
+  std::vector<int> factor;      // [n][k / 16]: factors for 16, otherwise 1
+  std::vector<float> min;       // [n][k / 32]: minimum times its factor, if that is for 32
+  std::vector<int> min_factor;  // [n][k / 16]: as factor
+  std::vector<float> values;    // [n][k]: what the file means
   std::vector<std::byte> file;
   weights::Tensor tensor() const;
 };

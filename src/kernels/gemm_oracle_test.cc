@@ -63,6 +63,10 @@ std::pair<int, int> weight_range(WeightFormat format) {
       return {-16, 15};
     case WeightFormat::kQ6_K:
       return {-32, 31};
+    case WeightFormat::kQ2_K:
+      return {0, 3};
+    case WeightFormat::kQ3_K:
+      return {-4, 3};
     case WeightFormat::kQ5_1:
     case WeightFormat::kQ5_K:
       return {0, 31};
@@ -72,8 +76,28 @@ std::pair<int, int> weight_range(WeightFormat format) {
 }
 
 bool has_minimum(WeightFormat format) {
-  return format == WeightFormat::kQ4_1 || format == WeightFormat::kQ5_1 || format == WeightFormat::kQ4_K ||
-         format == WeightFormat::kQ5_K;
+  return format == WeightFormat::kQ4_1 || format == WeightFormat::kQ5_1 || format == WeightFormat::kQ2_K ||
+         format == WeightFormat::kQ4_K || format == WeightFormat::kQ5_K;
+}
+
+// What the 16 codes of a format mean; MXFP4 (OCP's e2m1) doubled, so that they are integers. Empty for all others.
+std::vector<int> codes(WeightFormat format) {
+  if (format == WeightFormat::kIQ4_NL || format == WeightFormat::kIQ4_XS)
+    return {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  if (format != WeightFormat::kMXFP4) return {};
+  std::vector<int> values;
+  for (int code = 0; code < 16; code++) {
+    const int exponent = code >> 1 & 3, mantissa = code & 1;
+    const int size = exponent == 0 ? mantissa : (2 + mantissa) << (exponent - 1);
+    values.push_back(code < 8 ? size : -size);
+  }
+  return values;
+}
+
+// Any code of a value.
+int code_of(WeightFormat format, int value) {
+  const std::vector<int> all = codes(format);
+  return static_cast<int>(std::ranges::find(all, value) - all.begin());
 }
 
 // A block of 32 weights from column `k` of row `n`.
@@ -102,6 +126,92 @@ void fill_block(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
     rest += 4;
   }
   put_nibbles(rest, q);
+}
+
+void fill_mxfp4(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
+  // Below 2 the scale is no normal number, and counts as zero.
+  const int e = rng() % 16 == 0 ? pick(rng, 0, 3) : pick(rng, 110, 140);
+  m.d[at(n, k / 32, m.k / 32)] = e < 2 ? 0 : std::ldexp(1.F, e - 128);
+  put8(b, e);
+  int q[32];
+  for (int i = 0; i < 32; i++) q[i] = code_of(m.format, m.q[at(n, k + i, m.k)]);
+  put_nibbles(b + 1, q);
+}
+
+void fill_iq4_nl(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
+  const Half d = random_half(rng);
+  m.d[at(n, k / 32, m.k / 32)] = d.value;
+  put16(b, d.bits);
+  int q[32];
+  for (int i = 0; i < 32; i++) q[i] = code_of(m.format, m.q[at(n, k + i, m.k)]);
+  put_nibbles(b + 2, q);
+}
+
+// Eight runs of 32 with 6-bit factors: the low bits of two share a byte, the upper ones of all a word.
+void fill_iq4_xs(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
+  const Half d = random_half(rng);
+  put16(b, d.bits);
+  int high = 0;
+  for (int j = 0; j < 8; j++) {
+    const int factor = rng() % 8 == 0 ? -32 : pick(rng, -32, 31);
+    m.d[at(n, k / 32 + j, m.k / 32)] = d.value * static_cast<float>(factor);
+    const int stored = factor + 32;
+    high |= (stored >> 4) << (2 * j);
+    b[4 + j / 2] |= static_cast<std::byte>((stored & 15) << (4 * (j % 2)));
+    int q[32];
+    for (int i = 0; i < 32; i++) q[i] = code_of(m.format, m.q[at(n, k + 32 * j + i, m.k)]);
+    put_nibbles(b + 8 + 16 * j, q);
+  }
+  put16(b + 2, static_cast<uint16_t>(high));
+}
+
+// In each half of 128 weights: four runs of 32 in the pairs of bits of 32 bytes.
+void put_pairs(std::byte* p, const int* q) {
+  for (int half = 0; half < 2; half++) {
+    for (int i = 0; i < 32; i++) {
+      int byte = 0;
+      for (int run = 0; run < 4; run++) byte |= (q[128 * half + 32 * run + i] & 3) << (2 * run);
+      put8(p + 32 * half + i, byte);
+    }
+  }
+}
+
+void fill_q2_k(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
+  const Half d = random_half(rng);
+  const Half min = random_half(rng);
+  put16(b + 80, d.bits);
+  put16(b + 82, min.bits);
+  for (int j = 0; j < 8; j++) {
+    m.d[at(n, k / 32 + j, m.k / 32)] = d.value;
+    m.min[at(n, k / 32 + j, m.k / 32)] = -min.value;
+  }
+  for (int j = 0; j < 16; j++) {
+    const int of_d = pick(rng, 0, 15);
+    const int of_min = pick(rng, 0, 15);
+    m.factor[at(n, k / 16 + j, m.k / 16)] = of_d;
+    m.min_factor[at(n, k / 16 + j, m.k / 16)] = of_min;
+    put8(b + j, of_d | of_min << 4);
+  }
+  put_pairs(b + 16, &m.q[at(n, k, m.k)]);
+}
+
+void fill_q3_k(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
+  const Half d = random_half(rng);
+  put16(b + 108, d.bits);
+  for (int j = 0; j < 8; j++) m.d[at(n, k / 32 + j, m.k / 32)] = d.value;
+  for (int j = 0; j < 16; j++) {
+    const int factor = rng() % 8 == 0 ? -32 : pick(rng, -32, 31);
+    m.factor[at(n, k / 16 + j, m.k / 16)] = factor;
+    const int stored = factor + 32;
+    b[96 + j % 8] |= static_cast<std::byte>((stored & 15) << (j < 8 ? 0 : 4));
+    b[104 + j % 4] |= static_cast<std::byte>((stored >> 4) << (j / 4 * 2));
+  }
+  int u[256];
+  for (int i = 0; i < 256; i++) {
+    u[i] = m.q[at(n, k + i, m.k)] + 4;
+    b[i % 32] |= static_cast<std::byte>((u[i] >> 2) << (i / 32));
+  }
+  put_pairs(b + 32, u);
 }
 
 // The eight pairs of 6-bit factors of a Q4_K or Q5_K block.
@@ -162,32 +272,56 @@ void fill_q6_k(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng) {
   }
 }
 
+// What writes the block of row `n` from column `k` on.
+using Filler = void (*)(Matrix& m, int n, int k, std::byte* b, std::mt19937& rng);
+
+Filler filler(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kQ2_K:
+      return fill_q2_k;
+    case WeightFormat::kQ3_K:
+      return fill_q3_k;
+    case WeightFormat::kQ4_K:
+    case WeightFormat::kQ5_K:
+      return fill_q45_k;
+    case WeightFormat::kQ6_K:
+      return fill_q6_k;
+    case WeightFormat::kIQ4_NL:
+      return fill_iq4_nl;
+    case WeightFormat::kIQ4_XS:
+      return fill_iq4_xs;
+    case WeightFormat::kMXFP4:
+      return fill_mxfp4;
+    default:
+      return fill_block;
+  }
+}
+
 void fill_quantised(Matrix& m, std::mt19937& rng) {
   const auto [low, high] = weight_range(m.format);
   const size_t count = m.values.size();
   m.q.resize(count);
   for (int& q : m.q) q = rng() % 8 == 0 ? (rng() % 2 == 0 ? low : high) : pick(rng, low, high);
   for (int i = 0; i < m.k; i++) m.q[static_cast<size_t>(i)] = low;  // one row of the lowest: the largest sums
+  if (const std::vector<int> values = codes(m.format); !values.empty()) {
+    for (int& q : m.q) q = values[static_cast<size_t>(q)];
+  }
   m.d.resize(count / 32);
   m.min.resize(count / 32);
   m.factor.assign(count / 16, 1);
+  m.min_factor.assign(count / 16, 1);
   const weights::FormatInfo& info = weights::format_info(m.format);
   std::byte* b = m.file.data();
   for (int n = 0; n < m.n; n++) {
     for (int k = 0; k < m.k; k += info.block_elements, b += info.block_bytes) {
-      if (m.format == WeightFormat::kQ6_K) {
-        fill_q6_k(m, n, k, b, rng);
-      } else if (info.block_elements == 256) {
-        fill_q45_k(m, n, k, b, rng);
-      } else {
-        fill_block(m, n, k, b, rng);
-      }
+      filler(m.format)(m, n, k, b, rng);
     }
   }
   // In double every product and sum is exact: one rounding, at the end.
   for (size_t i = 0; i < count; i++) {
     const double product = double{m.d[i / 32]} * m.factor[i / 16] * m.q[i];
-    m.values[i] = static_cast<float>(has_minimum(m.format) ? product + double{m.min[i / 32]} : product);
+    const double min = double{m.min[i / 32]} * m.min_factor[i / 16];
+    m.values[i] = static_cast<float>(has_minimum(m.format) ? product + min : product);
   }
 }
 
@@ -219,12 +353,16 @@ float integer_chain(const Matrix& w, const QuantisedRow& a, int n, int begin, in
     for (int k = 32 * g; k < 32 * g + 32; k++) {
       const int q = a.q[static_cast<size_t>(k)];
       dot += q * w.q[at(n, k, w.k)] * w.factor[at(n, k / 16, w.k / 16)];
-      sum += q;
+      sum += q * w.min_factor[at(n, k / 16, w.k / 16)];
     }
     const size_t group = at(n, g, w.k / 32);
     const float scale = a.scale[static_cast<size_t>(g)];
     acc = std::fma(w.d[group] * scale, static_cast<float>(dot), acc);
-    if (has_minimum(w.format)) acc = std::fma(w.min[group], scale * static_cast<float>(sum), acc);
+    if (w.format == WeightFormat::kQ2_K) {
+      acc = std::fma(-w.min[group] / 32 * scale, static_cast<float>(-32 * sum), acc);
+    } else if (has_minimum(w.format)) {
+      acc = std::fma(w.min[group], scale * static_cast<float>(sum), acc);
+    }
   }
   return acc;
 }

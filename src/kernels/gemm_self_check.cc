@@ -17,8 +17,10 @@ namespace {
 
 constexpr int kInputs = 256;
 constexpr int kRows = kTileRows;
-constexpr const char* kNames[kLayouts] = {"f32",  "f16",      "bf16",       "int4",     "int4 min", "int4 super",
-                                          "int5", "int5 min", "int5 super", "int6 sub", "int8"};
+constexpr const char* kNames[kLayouts] = {"f32",     "f16",      "bf16",       "int2 sub",   "int3 sub",
+                                          "int4",    "int4 min", "int4 super", "int4 table", "int4 table super",
+                                          "int4 mx", "int5",     "int5 min",   "int5 super", "int6 sub",
+                                          "int8"};
 
 // Enough randomness for a test: xorshift64*.
 class Numbers {

@@ -53,31 +53,23 @@ class Rows {
   std::span<const PackSource> sources_;
 };
 
-// The upper bits of 5- and 6-bit weights as column c of a group.
-void write_high_bits(int bits, const uint8_t* weights, int c, std::byte* high) {
-  const int width = bits - 4;
+// Bits [from, from + width) of weights, one or two of them, as column c of a group.
+void write_bits(const uint8_t* weights, int from, int width, int c, std::byte* out) {
   const int in_byte = 8 / width;  // weights 4 apart share a byte
+  const int mask = (1 << width) - 1;
   for (int k = 0; k < kGroup; k++) {
-    std::byte& byte = high[k / (4 * in_byte) * 128 + c * 4 + k % 4];
-    byte |= static_cast<std::byte>((weights[k] >> 4) << (width * (k / 4 % in_byte)));
+    std::byte& byte = out[k / (4 * in_byte) * 128 + c * 4 + k % 4];
+    byte |= static_cast<std::byte>(((weights[k] >> from) & mask) << (width * (k / 4 % in_byte)));
   }
 }
 
-// Writes one decoded group as column c of its place in a panel, which is still zero there.
-void write_group(Layout layout, const DecodedGroup& group, int c, int g, std::byte* panel) {
-  const auto index = static_cast<size_t>(g);
-  const int bits = weight_bits(layout);
-  if (has_super(layout) && g % kSuperGroups == 0) {
-    std::byte* header = panel + super_offset(layout, index);
-    std::memcpy(header + 2 * c, &group.d, 2);
-    if (has_min(layout)) std::memcpy(header + 64 + 2 * c, &group.m, 2);
-  }
-  std::byte* weights = panel + weights_offset(layout, index);
+// Nibbles, or whole bytes.
+void write_low_bits(int bits, const uint8_t* from, int c, std::byte* weights) {
   for (int step = 0; step < 4; step++) {
     uint32_t low;
     uint32_t high;
-    std::memcpy(&low, group.weights + step * 8, 4);
-    std::memcpy(&high, group.weights + step * 8 + 4, 4);
+    std::memcpy(&low, from + step * 8, 4);
+    std::memcpy(&high, from + step * 8 + 4, 4);
     if (bits < 8) {
       constexpr uint32_t kNibbles = 0x0f0f0f0f;
       low = (low & kNibbles) | (high & kNibbles) << 4;
@@ -87,7 +79,28 @@ void write_group(Layout layout, const DecodedGroup& group, int c, int g, std::by
       std::memcpy(weights + step * 256 + 128 + c * 4, &high, 4);
     }
   }
-  if (bits == 5 || bits == 6) write_high_bits(bits, group.weights, c, weights + 512);
+}
+
+void write_weights(int bits, const uint8_t* from, int c, std::byte* weights) {
+  if (bits < 4) {
+    write_bits(from, 0, 2, c, weights);
+    if (bits == 3) write_bits(from, 2, 1, c, weights + 256);
+    return;
+  }
+  write_low_bits(bits, from, c, weights);
+  if (bits == 5 || bits == 6) write_bits(from, 4, bits - 4, c, weights + 512);
+}
+
+// Writes one decoded group as column c of its place in a panel, which is still zero there.
+void write_group(Layout layout, const DecodedGroup& group, int c, int g, std::byte* panel) {
+  const auto index = static_cast<size_t>(g);
+  if (has_super(layout) && g % kSuperGroups == 0) {
+    std::byte* header = panel + super_offset(layout, index);
+    std::memcpy(header + 2 * c, &group.d, 2);
+    if (has_min(layout)) std::memcpy(header + 64 + 2 * c, &group.m, 2);
+  }
+  std::byte* weights = panel + weights_offset(layout, index);
+  write_weights(weight_bits(layout), group.weights, c, weights);
   std::byte* scales = weights + weight_bytes(layout);
   if (has_super(layout)) {
     std::memcpy(scales + c, &group.factor[0], 1);
@@ -231,6 +244,16 @@ Layout layout_for(WeightFormat format, WeightTarget target) {
       return Layout::kInt8;
     case WeightFormat::kQ5_0:
       return Layout::kInt5;
+    case WeightFormat::kQ2_K:
+      return Layout::kInt2Sub;
+    case WeightFormat::kQ3_K:
+      return Layout::kInt3Sub;
+    case WeightFormat::kIQ4_NL:
+      return Layout::kInt4Table;
+    case WeightFormat::kIQ4_XS:
+      return Layout::kInt4TableSuper;
+    case WeightFormat::kMXFP4:
+      return Layout::kInt4Mx;
     case WeightFormat::kQ4_0:
       return Layout::kInt4;
     case WeightFormat::kQ4_1:

@@ -47,6 +47,32 @@ void read_super_nibbles(const uint8_t* packed, int j, uint8_t* out) {
   for (int i = 0; i < kGroup; i++) out[i] = static_cast<uint8_t>((packed[j / 2 * 32 + i] >> shift) & 15);
 }
 
+// Groups 0 to 3 share 32 bytes of four pairs of bits, and 4 to 7 the next.
+void read_pairs(const uint8_t* packed, int j, uint8_t* out) {
+  for (int i = 0; i < kGroup; i++) out[i] = (packed[j / 4 * 32 + i] >> (2 * (j % 4))) & 3;
+}
+
+void decode_q2_k(const uint8_t* b, int j, DecodedGroup& out) {
+  out.d = read16(b + 80);
+  out.m = read16(b + 82);
+  std::memcpy(out.factor, b + 2 * j, 2);
+  read_pairs(b + 16, j, out.weights);
+}
+
+// Factor i of 16: its low four bits in one of 8 bytes, the upper two in one of 4.
+uint8_t q3_k_factor(const uint8_t* s, int i) {
+  const int low = (s[i % 8] >> (i / 8 * 4)) & 15;
+  const int high = (s[8 + i % 4] >> (i / 4 * 2)) & 3;
+  return static_cast<uint8_t>((low | high << 4) - 32);
+}
+
+void decode_q3_k(const uint8_t* b, int j, DecodedGroup& out) {
+  out.d = read16(b + 108);
+  for (int half = 0; half < 2; half++) out.factor[half] = q3_k_factor(b + 96, 2 * j + half);
+  read_pairs(b + 32, j, out.weights);
+  for (int i = 0; i < kGroup; i++) out.weights[i] = static_cast<uint8_t>(out.weights[i] | ((b[i] >> j) & 1) << 2);
+}
+
 void decode_q4_k(const uint8_t* b, int j, DecodedGroup& out) {
   out.d = read16(b);
   out.m = read16(b + 2);
@@ -79,6 +105,14 @@ void decode_q6_k(const uint8_t* b, int j, DecodedGroup& out) {
   out.d = read16(b + 208);
 }
 
+void decode_iq4_xs(const uint8_t* b, int j, DecodedGroup& out) {
+  out.d = read16(b);
+  const int low = (b[4 + j / 2] >> (j % 2 * 4)) & 15;
+  const int high = (read16(b + 2) >> (2 * j)) & 3;
+  out.factor[0] = static_cast<uint8_t>((low | high << 4) - 32);
+  split_nibbles(b + 8 + 16 * j, out.weights);
+}
+
 }  // namespace
 
 DecodedGroup decode_group(WeightFormat format, const std::byte* row, int g) {
@@ -91,6 +125,7 @@ DecodedGroup decode_group(WeightFormat format, const std::byte* row, int g) {
   DecodedGroup out;
   switch (format) {
     case WeightFormat::kQ4_0:
+    case WeightFormat::kIQ4_NL:
       out.d = read16(b);
       split_nibbles(b + 2, out.weights);
       return out;
@@ -113,6 +148,19 @@ DecodedGroup decode_group(WeightFormat format, const std::byte* row, int g) {
     case WeightFormat::kQ8_0:
       out.d = read16(b);
       for (int i = 0; i < kGroup; i++) out.weights[i] = b[2 + i] ^ 0x80;
+      return out;
+    case WeightFormat::kMXFP4:
+      out.d = weights::e8m0_half_bits(b[0]);
+      split_nibbles(b + 1, out.weights);
+      return out;
+    case WeightFormat::kIQ4_XS:
+      decode_iq4_xs(b, j, out);
+      return out;
+    case WeightFormat::kQ2_K:
+      decode_q2_k(b, j, out);
+      return out;
+    case WeightFormat::kQ3_K:
+      decode_q3_k(b, j, out);
       return out;
     case WeightFormat::kQ4_K:
       decode_q4_k(b, j, out);

@@ -12,10 +12,10 @@
 namespace quire::kernels {
 
 struct DecodedGroup {
-  uint8_t weights[kGroup];  // the value plus weight_offset() of the native layout
-  uint16_t d = 0;           // fp16 scale, of the group or its super-block
+  uint8_t weights[kGroup];  // as the native layout stores them
+  uint16_t d = 0;           // scale, of the group or its super-block: fp16, of MXFP4 bf16
   uint16_t m = 0;           // fp16 minimum, or dmin of the super-block
-  uint8_t factor[2] = {};   // super-blocks: of d and of dmin; ...Sub: of d, as int8, for each 16 inputs
+  uint8_t factor[2] = {};   // super-blocks: of d and of dmin; ...Sub: one for each 16 inputs
 };
 
 // Group g of a row of blocks. `format` is a quantised one.

@@ -18,26 +18,41 @@ T read(const std::byte* p) {
 
 float read_half(const std::byte* p) { return half_to_float(read<uint16_t>(p)); }
 
-// Scale of the first and the last 16 inputs of a group, and its minimum.
+// Field c of 32.
+template <class T>
+float read_factor(const std::byte* p, int c) {
+  return static_cast<float>(read<T>(p + c));
+}
+
+// Scale and minimum of the first and the last 16 inputs of a group.
 struct Scales {
   float scale[2];
-  float min;
+  float min[2];
 };
 
 Scales read_scales(Layout layout, const std::byte* header, const std::byte* scales, int c) {
-  if (has_sub(layout)) {
-    const float d = read_half(header + 2 * c);
-    const auto low = static_cast<float>(read<int8_t>(scales + c));
-    const auto high = static_cast<float>(read<int8_t>(scales + 32 + c));
-    return {{d * low, d * high}, 0};
+  if (!has_super(layout)) {
+    const float scale =
+        layout == Layout::kInt4Mx ? bf16_to_float(read<uint16_t>(scales + 2 * c)) : read_half(scales + 2 * c);
+    const float min = has_min(layout) ? read_half(scales + 64 + 2 * c) : 0;
+    return {{scale, scale}, {min, min}};
   }
-  if (has_super(layout)) {
-    const float scale = read_half(header + 2 * c) * static_cast<float>(read<uint8_t>(scales + c));
-    const float min = -(read_half(header + 64 + 2 * c) * static_cast<float>(read<uint8_t>(scales + 32 + c)));
-    return {{scale, scale}, min};
+  const float d = read_half(header + 2 * c);
+  const float dmin = has_min(layout) ? -read_half(header + 64 + 2 * c) : 0;
+  if (layout == Layout::kInt2Sub) {
+    const int fields[2] = {read<uint8_t>(scales + c), read<uint8_t>(scales + 32 + c)};
+    const auto times = [](float x, int factor) { return x * static_cast<float>(factor); };
+    return {{times(d, fields[0] & 15), times(d, fields[1] & 15)},
+            {times(dmin, fields[0] >> 4), times(dmin, fields[1] >> 4)}};
   }
-  const float scale = read_half(scales + 2 * c);
-  return {{scale, scale}, has_min(layout) ? read_half(scales + 64 + 2 * c) : 0};
+  if (has_sub(layout)) return {{d * read_factor<int8_t>(scales, c), d * read_factor<int8_t>(scales + 32, c)}, {0, 0}};
+  if (layout == Layout::kInt4TableSuper) {
+    const float scale = d * read_factor<int8_t>(scales, c);
+    return {{scale, scale}, {0, 0}};
+  }
+  const float scale = d * read_factor<uint8_t>(scales, c);
+  const float min = dmin * read_factor<uint8_t>(scales + 32, c);
+  return {{scale, scale}, {min, min}};
 }
 
 void gather_integers(const PackedMatrix& matrix, const std::byte* panel, int c, float* out) {
@@ -47,9 +62,8 @@ void gather_integers(const PackedMatrix& matrix, const std::byte* panel, int c, 
     const std::byte* weights = panel + weights_offset(layout, group);
     const Scales s = read_scales(layout, panel + super_offset(layout, group), weights + weight_bytes(layout), c);
     for (int k = 0; k < kGroup; k++) {
-      const int q = stored_weight(layout, weights, c, k);
-      const float product = s.scale[k / 16] * static_cast<float>(q - weight_offset(layout));
-      out[g * kGroup + k] = has_min(layout) ? product + s.min : product;
+      const float product = s.scale[k / 16] * static_cast<float>(weight_value(layout, weights, c, k));
+      out[g * kGroup + k] = has_min(layout) ? product + s.min[k / 16] : product;
     }
   }
 }

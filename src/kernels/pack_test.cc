@@ -14,9 +14,11 @@ namespace {
 
 using weights::WeightFormat;
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kF32,  WeightFormat::kF16,  WeightFormat::kBF16, WeightFormat::kQ8_0,
-                                     WeightFormat::kQ4_0, WeightFormat::kQ4_1, WeightFormat::kQ5_0, WeightFormat::kQ5_1,
-                                     WeightFormat::kQ4_K, WeightFormat::kQ5_K, WeightFormat::kQ6_K};
+constexpr WeightFormat kFormats[] = {
+    WeightFormat::kF32,  WeightFormat::kF16,    WeightFormat::kBF16,   WeightFormat::kQ8_0,
+    WeightFormat::kQ4_0, WeightFormat::kQ4_1,   WeightFormat::kQ5_0,   WeightFormat::kQ5_1,
+    WeightFormat::kQ2_K, WeightFormat::kQ3_K,   WeightFormat::kQ4_K,   WeightFormat::kQ5_K,
+    WeightFormat::kQ6_K, WeightFormat::kIQ4_NL, WeightFormat::kIQ4_XS, WeightFormat::kMXFP4};
 
 class Pack : public testing::Test {
  protected:
@@ -116,6 +118,11 @@ TEST_F(Pack, SizesAreThoseOfTheFormats) {
   EXPECT_EQ(bytes(WeightFormat::kQ5_1, WeightTarget::kNative), 64U * 256 / 32 * 24);
   EXPECT_EQ(bytes(WeightFormat::kQ5_K, WeightTarget::kNative), 64U * 180);
   EXPECT_EQ(bytes(WeightFormat::kQ6_K, WeightTarget::kNative), 64U * 210);
+  EXPECT_EQ(bytes(WeightFormat::kQ2_K, WeightTarget::kNative), 64U * 84);
+  EXPECT_EQ(bytes(WeightFormat::kQ3_K, WeightTarget::kNative), 64U * 114);
+  EXPECT_EQ(bytes(WeightFormat::kIQ4_NL, WeightTarget::kNative), 64U * 256 / 32 * 18);
+  EXPECT_EQ(bytes(WeightFormat::kIQ4_XS, WeightTarget::kNative), 64U * 146);
+  EXPECT_EQ(bytes(WeightFormat::kMXFP4, WeightTarget::kNative), 64U * 256 / 32 * 18);
   EXPECT_EQ(bytes(WeightFormat::kF16, WeightTarget::kNative), 64U * 256 * 2);
   EXPECT_EQ(bytes(WeightFormat::kQ4_0, WeightTarget::kF32), 64U * 256 * 4);
 }

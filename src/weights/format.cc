@@ -19,9 +19,14 @@ constexpr std::array<FormatInfo, kWeightFormats> kFormats = {{
     {"Q4_1", 32, 20},
     {"Q5_0", 32, 22},
     {"Q5_1", 32, 24},
+    {"Q2_K", 256, 84},
+    {"Q3_K", 256, 110},
     {"Q4_K", 256, 144},
     {"Q5_K", 256, 176},
     {"Q6_K", 256, 210},
+    {"IQ4_NL", 32, 18},
+    {"IQ4_XS", 256, 136},
+    {"MXFP4", 32, 17},
     {"AFFINE4", 32, 21},
     {"AFFINE8", 32, 37},
 }};
@@ -68,6 +73,34 @@ void q5_1_block(const std::byte* b, float* y) {
   for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(nibble(b + 8, i) | fifth_bit(b + 4, i)) * d + m;
 }
 
+// Each half of 128 weights shares 32 bytes: four pairs of bits, for as many runs of 32.
+int bit_pair(const std::byte* qs, int i) { return byte_at(qs, i / 128 * 32 + i % 32) >> (i % 128 / 32 * 2) & 3; }
+
+void q2_k_block(const std::byte* b, float* y) {
+  const float d = half_at(b, 80), dmin = half_at(b, 82);
+  for (int i = 0; i < 256; ++i) {
+    const int fields = byte_at(b, i / 16);
+    const float scale = d * static_cast<float>(fields & 15), min = dmin * static_cast<float>(fields >> 4);
+    y[i] = scale * static_cast<float>(bit_pair(b + 16, i)) - min;
+  }
+}
+
+// Sub-block j of 16: four bits in one of 8 bytes, two more in one of 4.
+int q3_k_factor(const std::byte* s, int j) {
+  const int low = byte_at(s, j % 8) >> (j / 8 * 4) & 15;
+  const int high = byte_at(s, 8 + j % 4) >> (j / 4 * 2) & 3;
+  return (low | high << 4) - 32;
+}
+
+void q3_k_block(const std::byte* b, float* y) {
+  const float d = half_at(b, 108);
+  for (int i = 0; i < 256; ++i) {
+    const int high = byte_at(b, i % 32) >> (i / 32) & 1;
+    const int value = (bit_pair(b + 32, i) | high << 2) - 4;
+    y[i] = d * static_cast<float>(q3_k_factor(b + 96, i / 16)) * static_cast<float>(value);
+  }
+}
+
 struct ScaleAndMin {
   float scale;
   float min;
@@ -112,6 +145,25 @@ void q6_k_block(const std::byte* b, float* y) {
   }
 }
 
+void iq4_nl_block(const std::byte* b, float* y) {
+  const float d = half_at(b, 0);
+  for (int i = 0; i < 32; ++i) y[i] = d * static_cast<float>(kIq4Values[nibble(b + 2, i)]);
+}
+
+void iq4_xs_block(const std::byte* b, float* y) {
+  const float d = half_at(b, 0);
+  for (int j = 0; j < 8; ++j) {
+    const int low = byte_at(b, 4 + j / 2) >> (j % 2 * 4) & 15, high = u16_at(b, 2) >> (2 * j) & 3;
+    const float scale = d * static_cast<float>((low | high << 4) - 32);
+    for (int i = 0; i < 32; ++i) y[j * 32 + i] = scale * static_cast<float>(kIq4Values[nibble(b + 8 + 16 * j, i)]);
+  }
+}
+
+void mxfp4_block(const std::byte* b, float* y) {
+  const float d = bf16_to_float(e8m0_half_bits(byte_at(b, 0)));
+  for (int i = 0; i < 32; ++i) y[i] = d * static_cast<float>(kE2m1Values[nibble(b + 1, i)]);
+}
+
 float float_at(const std::byte* p) {
   float value;
   std::memcpy(&value, p, sizeof value);
@@ -139,6 +191,8 @@ void each_block(const FormatInfo& info, std::span<const std::byte> blocks, std::
 
 }  // namespace
 
+uint16_t e8m0_half_bits(uint8_t e) { return static_cast<uint16_t>(e < 2 ? 0 : (e - 1) << 7); }
+
 const FormatInfo& format_info(WeightFormat format) { return kFormats[static_cast<size_t>(format)]; }
 
 bool is_quantised(WeightFormat format) { return format_info(format).block_elements > 1; }
@@ -165,12 +219,22 @@ void dequantise(WeightFormat format, std::span<const std::byte> blocks, std::spa
       return each_block<q5_0_block>(info, blocks, out);
     case WeightFormat::kQ5_1:
       return each_block<q5_1_block>(info, blocks, out);
+    case WeightFormat::kQ2_K:
+      return each_block<q2_k_block>(info, blocks, out);
+    case WeightFormat::kQ3_K:
+      return each_block<q3_k_block>(info, blocks, out);
     case WeightFormat::kQ4_K:
       return each_block<q4_k_block>(info, blocks, out);
     case WeightFormat::kQ5_K:
       return each_block<q5_k_block>(info, blocks, out);
     case WeightFormat::kQ6_K:
       return each_block<q6_k_block>(info, blocks, out);
+    case WeightFormat::kIQ4_NL:
+      return each_block<iq4_nl_block>(info, blocks, out);
+    case WeightFormat::kIQ4_XS:
+      return each_block<iq4_xs_block>(info, blocks, out);
+    case WeightFormat::kMXFP4:
+      return each_block<mxfp4_block>(info, blocks, out);
     case WeightFormat::kAffine4:
       return each_block<affine4_block>(info, blocks, out);
     case WeightFormat::kAffine8:

@@ -27,14 +27,27 @@ enum class WeightFormat : uint8_t {
   kQ4_1,
   kQ5_0,
   kQ5_1,
+  kQ2_K,
+  kQ3_K,
   kQ4_K,
   kQ5_K,
   kQ6_K,
+  kIQ4_NL,
+  kIQ4_XS,
+  kMXFP4,
   kAffine4,
   kAffine8,
 };
 
-inline constexpr int kWeightFormats = 13;
+inline constexpr int kWeightFormats = 18;
+
+// What the nibbles of IQ4_NL and IQ4_XS mean, and twice what those of MXFP4 do.
+inline constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+inline constexpr int8_t kE2m1Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// Half of the power of two that a byte of MXFP4 names, as the bits of a bf16, which hold it exactly. Below the smallest
+// normal number it counts as zero.
+uint16_t e8m0_half_bits(uint8_t e);
 
 struct FormatInfo {
   const char* name;  // as GGML spells it where it has it, for example "Q4_K"
@@ -45,8 +58,8 @@ struct FormatInfo {
 const FormatInfo& format_info(WeightFormat format);
 bool is_quantised(WeightFormat format);
 
-// Widens whole blocks to fp32, with the bits of GGML's dequantize_row, also when denormals are flushed. Affine values
-// are rounded once, in the product.
+// Widens whole blocks to fp32, with the bits of GGML's dequantize_row, also when denormals are flushed; but MXFP4's
+// scales below the smallest normal number count as zero. Affine values are rounded once, in the product.
 // out.size() must be a multiple of block_elements, and `blocks` exactly the blocks of that many elements.
 void dequantise(WeightFormat format, std::span<const std::byte> blocks, std::span<float> out);
 

@@ -40,12 +40,44 @@ KNOWN = {
     # are sums of floats, touched once a group of 32 inputs. 3 rows would read the weights a third more often. Upper
     # bits, and factors of half a group, take more.
     "avx2/gemm_integer": {
+        "run_pass<Int2Sub, panel, 1, 4>": 28,
+        "run_pass<Int2Sub, panel, 2, 2>": 19,
+        "run_pass<Int2Sub, panel, 3, 2>": 46,
+        "run_pass<Int2Sub, panel, 4, 2>": 80,
+        "run_pass<Int2Sub, unpacked, 1, 4>": 19,
+        "run_pass<Int2Sub, unpacked, 2, 2>": 16,
+        "run_pass<Int2Sub, unpacked, 3, 2>": 40,
+        "run_pass<Int2Sub, unpacked, 4, 2>": 78,
+        "run_pass<Int3Sub, panel, 1, 4>": 62,
+        "run_pass<Int3Sub, panel, 2, 2>": 45,
+        "run_pass<Int3Sub, panel, 3, 2>": 70,
+        "run_pass<Int3Sub, panel, 4, 2>": 87,
+        "run_pass<Int3Sub, unpacked, 1, 4>": 10,
+        "run_pass<Int3Sub, unpacked, 2, 2>": 10,
+        "run_pass<Int3Sub, unpacked, 3, 2>": 32,
+        "run_pass<Int3Sub, unpacked, 4, 2>": 68,
         "run_pass<Int4, panel, 3, 2>": 2,
         "run_pass<Int4, panel, 4, 2>": 10,
         "run_pass<Int4Min, panel, 3, 2>": 2,
         "run_pass<Int4Min, panel, 4, 2>": 10,
         "run_pass<Int4Super, panel, 3, 2>": 2,
         "run_pass<Int4Super, panel, 4, 2>": 10,
+        "run_pass<Int4Table, panel, 1, 4>": 12,
+        "run_pass<Int4Table, panel, 2, 2>": 4,
+        "run_pass<Int4Table, panel, 3, 2>": 12,
+        "run_pass<Int4Table, panel, 4, 2>": 22,
+        "run_pass<Int4Table, unpacked, 3, 2>": 1,
+        "run_pass<Int4Table, unpacked, 4, 2>": 9,
+        "run_pass<Int4TableSuper, panel, 1, 4>": 12,
+        "run_pass<Int4TableSuper, panel, 2, 2>": 4,
+        "run_pass<Int4TableSuper, panel, 3, 2>": 12,
+        "run_pass<Int4TableSuper, panel, 4, 2>": 22,
+        "run_pass<Int4TableSuper, unpacked, 3, 2>": 1,
+        "run_pass<Int4TableSuper, unpacked, 4, 2>": 9,
+        "run_pass<Int4Mx, panel, 1, 4>": 2,
+        "run_pass<Int4Mx, panel, 3, 2>": 6,
+        "run_pass<Int4Mx, panel, 4, 2>": 14,
+        "run_pass<Int4Mx, unpacked, 4, 2>": 8,
         "run_pass<Int5, panel, 1, 4>": 18,
         "run_pass<Int5, panel, 2, 2>": 4,
         "run_pass<Int5, panel, 3, 2>": 10,
@@ -74,12 +106,35 @@ KNOWN = {
     },
     # The same.
     "avx2/gemm_integer_vnni": {
+        "run_pass<Int2Sub, panel, 1, 4>": 28,
+        "run_pass<Int2Sub, panel, 2, 2>": 17,
+        "run_pass<Int2Sub, panel, 3, 2>": 36,
+        "run_pass<Int2Sub, panel, 4, 2>": 65,
+        "run_pass<Int2Sub, unpacked, 1, 4>": 14,
+        "run_pass<Int2Sub, unpacked, 2, 2>": 12,
+        "run_pass<Int2Sub, unpacked, 3, 2>": 26,
+        "run_pass<Int2Sub, unpacked, 4, 2>": 47,
+        "run_pass<Int3Sub, panel, 1, 4>": 66,
+        "run_pass<Int3Sub, panel, 2, 2>": 24,
+        "run_pass<Int3Sub, panel, 3, 2>": 56,
+        "run_pass<Int3Sub, panel, 4, 2>": 74,
+        "run_pass<Int3Sub, unpacked, 3, 2>": 12,
+        "run_pass<Int3Sub, unpacked, 4, 2>": 22,
         "run_pass<Int4, panel, 3, 2>": 1,
         "run_pass<Int4, panel, 4, 2>": 5,
         "run_pass<Int4Min, panel, 3, 2>": 1,
         "run_pass<Int4Min, panel, 4, 2>": 5,
         "run_pass<Int4Super, panel, 3, 2>": 1,
         "run_pass<Int4Super, panel, 4, 2>": 5,
+        "run_pass<Int4Table, panel, 3, 2>": 2,
+        "run_pass<Int4Table, panel, 4, 2>": 6,
+        "run_pass<Int4Table, unpacked, 4, 2>": 2,
+        "run_pass<Int4TableSuper, panel, 3, 2>": 2,
+        "run_pass<Int4TableSuper, panel, 4, 2>": 7,
+        "run_pass<Int4TableSuper, unpacked, 4, 2>": 2,
+        "run_pass<Int4Mx, panel, 3, 2>": 2,
+        "run_pass<Int4Mx, panel, 4, 2>": 6,
+        "run_pass<Int4Mx, unpacked, 4, 2>": 2,
         "run_pass<Int5, panel, 1, 4>": 18,
         "run_pass<Int5, panel, 2, 2>": 2,
         "run_pass<Int5, panel, 3, 2>": 8,
@@ -106,7 +161,8 @@ KNOWN = {
     # The mask of the odd inputs.
     "avx2/gemm_float": {"block_tile<4>": 1, "block_tile<5>": 1, "block_tile<6>": 1},
     # Tiles reach vector registers through memory alone: each vector of products is read once from where they were put.
-    "avx512/gemm_amx": {f"pass<{layout}, {rows}>": 4 * rows for layout in LAYOUTS for rows in (8, 16)},
+    "avx512/gemm_amx": {f"pass<{layout}, {rows}>": 4 * rows for layout in LAYOUTS for rows in (8, 16)}
+    | {"pass<Int2Sub, 16>": 116},  # minimums of halves take sums of their own
     # Constants of exp2, and masks, loaded again for every 16 keys.
     "avx2/attention": {
         "softmax<Tile<Bf16Words, 6, 1>>": 18,
@@ -118,6 +174,8 @@ KNOWN = {
     "avx512/attention_bf16": {"chunk<Tile<NativeBf16Words, 6, 4>>": 1},
     # 24 sums and their scales are just above 32 registers: 2 and 4 accesses among some 250 instructions.
     "avx512/gemm_integer": {
+        "pass<Int2Sub, panel, 4, 2>": 8,
+        "pass<Int3Sub, panel, 4, 2>": 8,
         "pass<Int4Min, panel, 6, 2>": 2,
         "pass<Int4Super, panel, 6, 2>": 10,
         "pass<Int5Min, panel, 6, 2>": 4,
@@ -241,6 +299,6 @@ def test_only_innermost_loops_that_call_nothing_count():
 
 def test_names_are_those_of_the_table():
     pass_name = "void quire::kernels::avx512::(anonymous namespace)::pass<(quire::kernels::Layout)4, 6, 2>(quire::kernels::TileArgs const&, int) [clone .constprop.0]"
-    assert short_name(pass_name) == "pass<Int4Min, 6, 2>"
+    assert short_name(pass_name) == f"pass<{LAYOUTS[4]}, 6, 2>"
     softmax = "quire::kernels::SoftmaxState quire::kernels::(anonymous namespace)::softmax<quire::kernels::(anonymous namespace)::Tile<quire::kernels::(anonymous namespace)::I8Words, 3, 1> >(float*)"
     assert short_name(softmax) == "softmax<Tile<I8Words, 3, 1>>"

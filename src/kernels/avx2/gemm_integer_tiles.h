@@ -20,6 +20,18 @@ inline __m256 load_u8(const std::byte* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 
+inline __m256 load_bf16(const std::byte* p) {
+  const __m128i bits = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+// The four bits of each of 8 bytes that start at kFrom.
+template <int kFrom>
+inline __m256 load_nibbles(const std::byte* p) {
+  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(bytes, kFrom), _mm256_set1_epi32(15)));
+}
+
 inline __m256 load_i8(const std::byte* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
@@ -28,6 +40,8 @@ inline __m256 load_i8(const std::byte* p) {
 template <Layout L>
 inline __m256 scale_of(const std::byte* header, const std::byte* scales, int c) {
   if constexpr (has_sub(L)) return load_half(header + 2 * c);
+  if constexpr (L == Layout::kInt4Mx) return load_bf16(scales + 2 * c);
+  if constexpr (L == Layout::kInt4TableSuper) return _mm256_mul_ps(load_half(header + 2 * c), load_i8(scales + c));
   if constexpr (has_super(L)) return _mm256_mul_ps(load_half(header + 2 * c), load_u8(scales + c));
   return load_half(scales + 2 * c);
 }
@@ -37,6 +51,25 @@ template <Layout L>
 inline __m256 min_of(const std::byte* header, const std::byte* scales, int c) {
   if constexpr (has_super(L)) return _mm256_mul_ps(load_half(header + 64 + 2 * c), load_u8(scales + 32 + c));
   return load_half(scales + 64 + 2 * c);
+}
+
+// Of 8 columns, the factor of half a group.
+template <Layout L>
+inline __m256 factor_of(const std::byte* scales, int half, int c) {
+  const std::byte* fields = scales + 32 * half + c;
+  if constexpr (has_min(L)) return load_nibbles<0>(fields);
+  return load_i8(fields);
+}
+
+// Minimums of halves: acc = fma(dmin / 32 * s_a, -32 * (factors times sums of inputs), acc). The second factor is exact
+// in fp32, and its zero positive, as for group_values().
+inline __m256 add_sub_min(const GroupMeta& meta, const std::byte* header, const std::byte* scales, int c, __m256 acc) {
+  const __m256 min = _mm256_mul_ps(load_half(header + 64 + 2 * c), _mm256_set1_ps(1.F / 32));
+  const __m256 sum0 = _mm256_cvtepi32_ps(_mm256_set1_epi32(meta.minus_32_sum[0]));
+  const __m256 sum1 = _mm256_cvtepi32_ps(_mm256_set1_epi32(meta.minus_32_sum[1]));
+  const __m256 first = _mm256_fmadd_ps(load_nibbles<4>(scales + c), sum0, _mm256_setzero_ps());
+  const __m256 both = _mm256_fmadd_ps(load_nibbles<4>(scales + 32 + c), sum1, first);
+  return _mm256_fmadd_ps(_mm256_mul_ps(min, _mm256_set1_ps(meta.scale)), both, acc);
 }
 
 // The dots of a group as floats, exactly. With sub-blocks two, of 16 inputs each, times their factors: all of it stays
@@ -63,7 +96,7 @@ inline void group_values(const GroupArgs& g, const std::byte* scales, int c, __m
     dots<L, S, kRows, kVectors>(g, 2 * half, 2 * half + 2, dot);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) {
-      const __m256 factor = load_i8(scales + 32 * half + c + 8 * v);
+      const __m256 factor = factor_of<L>(scales, half, c + 8 * v);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; r++) {
         value[r][v] = _mm256_fmadd_ps(factor, _mm256_cvtepi32_ps(dot[r][v]), value[r][v]);
@@ -90,7 +123,7 @@ struct Span {
   bool resume;  // the chains go on from the tile's sums: storing and reloading an fp32 sum is exact
 };
 
-// Where 5 and 6 bits are unpacked on the way, too few loads are under way for the hardware prefetcher: lines are asked
+// Where odd bits are unpacked on the way, too few loads are under way for the hardware prefetcher: lines are asked
 // for so many bytes ahead.
 constexpr size_t kAhead = 4096;
 
@@ -150,7 +183,10 @@ __attribute__((noinline)) void run_pass(const Operands& t, const Pass& pass) {
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(group.record(r).scale));
         acc[r][v] = _mm256_fmadd_ps(both, value[r][v], acc[r][v]);
       }
-      if constexpr (has_min(L)) {
+      if constexpr (has_sub(L) && has_min(L)) {
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; r++) acc[r][v] = add_sub_min(group.record(r), header, scales, c + 8 * v, acc[r][v]);
+      } else if constexpr (has_min(L)) {
         const __m256 min = min_of<L>(header, scales, c + 8 * v);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; r++) {
@@ -179,7 +215,7 @@ template <Layout L, Source S>
 void run(const Operands& t, const Span& span) {
   using Rows = void (*)(const Operands&, int row, const Span&);
   constexpr Rows kByRows[] = {run_rows<L, S, 1>, run_rows<L, S, 2>, run_rows<L, S, 3>, run_rows<L, S, 4>};
-  constexpr size_t kBlock = is_int4(L) ? 32 : 16;
+  constexpr size_t kBlock = weight_bits(L) <= 4 && S == Source::kPanel ? 32 : 16;
   const int parts = (t.rows + 3) / 4;
   for (size_t g = span.first; g < span.last; g += kBlock) {
     const Span block{g, g + kBlock < span.last ? g + kBlock : span.last, span.resume || g > span.first};
@@ -224,7 +260,7 @@ void unpack(const UnpackArgs& u) {
     for (int c = 0; c < 128; c += 32) {
       __m256i bits = first_bits<L, Source::kPanel>(weights + c, 0);
       for (int step = 0; step < 4; step++) {
-        if (step == 2 && weight_bits(L) == 6) bits = first_bits<L, Source::kPanel>(weights + c, step);
+        if (step == 2 && kPairs<L, Source::kPanel>) bits = first_bits<L, Source::kPanel>(weights + c, step);
         __m256i low;
         __m256i high;
         load_step<L, Source::kPanel>(weights + c, step, bits, low, high);
@@ -241,9 +277,14 @@ void set_tile(GemmKernels& kernels) {
 }
 
 inline void set_tiles(GemmKernels& kernels) {
+  set_tile<Layout::kInt2Sub>(kernels);
+  set_tile<Layout::kInt3Sub>(kernels);
   set_tile<Layout::kInt4>(kernels);
   set_tile<Layout::kInt4Min>(kernels);
   set_tile<Layout::kInt4Super>(kernels);
+  set_tile<Layout::kInt4Table>(kernels);
+  set_tile<Layout::kInt4TableSuper>(kernels);
+  set_tile<Layout::kInt4Mx>(kernels);
   set_tile<Layout::kInt5>(kernels);
   set_tile<Layout::kInt5Min>(kernels);
   set_tile<Layout::kInt5Super>(kernels);
@@ -263,6 +304,11 @@ inline PanelKernels unpacked_kernels() {
   k.groups = 16;
   k.enter = [](Layout, int) {};
   k.leave = [] {};
+  set_unpacked<Layout::kInt2Sub>(k);
+  set_unpacked<Layout::kInt3Sub>(k);
+  set_unpacked<Layout::kInt4Table>(k);
+  set_unpacked<Layout::kInt4TableSuper>(k);
+  set_unpacked<Layout::kInt4Mx>(k);
   set_unpacked<Layout::kInt5>(k);
   set_unpacked<Layout::kInt5Min>(k);
   set_unpacked<Layout::kInt5Super>(k);

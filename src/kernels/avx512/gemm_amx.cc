@@ -89,8 +89,8 @@ template <Layout L, int kRows, int kTurn>
 __attribute__((always_inline)) inline void add_group(const Dots& dots, const Cursor& c, __m512 (&acc)[kRows]) {
   __m512 factor[2] = {};
   if constexpr (has_sub(L)) {
-    factor[0] = load_i8(c.g.scales + 16 * c.g.vector);
-    factor[1] = load_i8(c.g.scales + 32 + 16 * c.g.vector);
+    factor[0] = factor_of<L, Source::kPanel>(c.g, 0, 0);
+    factor[1] = factor_of<L, Source::kPanel>(c.g, 0, 1);
   }
   const __m512 scale = scale_of<L, Source::kPanel>(c.g, 0);
 #pragma GCC unroll 16
@@ -98,7 +98,12 @@ __attribute__((always_inline)) inline void add_group(const Dots& dots, const Cur
     const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(record<kRows>(c.a, r).scale));
     acc[r] = _mm512_fmadd_ps(both, group_value<L, kTurn>(dots, r, factor), acc[r]);
   }
-  if constexpr (has_min(L)) {
+  if constexpr (kSubMin<L>) {
+    const __m512 of_min[2] = {min_factor_of<L, Source::kPanel>(c.g, 0, 0), min_factor_of<L, Source::kPanel>(c.g, 0, 1)};
+    const __m512 min = min_of<L, Source::kPanel>(c.g, 0);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; r++) add_sub_min(record<kRows>(c.a, r), min, of_min, acc[r]);
+  } else if constexpr (has_min(L)) {
     const __m512 min = min_of<L, Source::kPanel>(c.g, 0);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; r++) {
@@ -268,9 +273,14 @@ const PanelKernels& wide_kernels_amx() {
     k.groups = kUnpackedBytes / avx512::kGroupBytes;
     k.enter = avx512::enter;
     k.leave = avx512::leave;
+    avx512::set_layout<Layout::kInt2Sub>(k);
+    avx512::set_layout<Layout::kInt3Sub>(k);
     avx512::set_layout<Layout::kInt4>(k);
     avx512::set_layout<Layout::kInt4Min>(k);
     avx512::set_layout<Layout::kInt4Super>(k);
+    avx512::set_layout<Layout::kInt4Table>(k);
+    avx512::set_layout<Layout::kInt4TableSuper>(k);
+    avx512::set_layout<Layout::kInt4Mx>(k);
     avx512::set_layout<Layout::kInt5>(k);
     avx512::set_layout<Layout::kInt5Min>(k);
     avx512::set_layout<Layout::kInt5Super>(k);

@@ -148,10 +148,14 @@ void unpack(const UnpackArgs& u) {
       const GroupWeights from{header, weights, weights + weight_bytes(L), v};
       std::byte* scales = out + kUnpackedWeights;
       _mm512_store_ps(scales, scale_of<L, Source::kPanel>(from, 0));
-      if constexpr (has_min(L)) _mm512_store_ps(scales + 64, min_of<L, Source::kPanel>(from, 0));
+      if constexpr (has_min(L)) _mm512_store_ps(scales += 64, min_of<L, Source::kPanel>(from, 0));
       if constexpr (has_sub(L)) {
-        _mm512_store_ps(scales + 64, factor_of<L, Source::kPanel>(from, 0, 0));
-        _mm512_store_ps(scales + 128, factor_of<L, Source::kPanel>(from, 0, 1));
+        _mm512_store_ps(scales += 64, factor_of<L, Source::kPanel>(from, 0, 0));
+        _mm512_store_ps(scales += 64, factor_of<L, Source::kPanel>(from, 0, 1));
+      }
+      if constexpr (kSubMin<L>) {
+        _mm512_store_ps(scales += 64, min_factor_of<L, Source::kPanel>(from, 0, 0));
+        _mm512_store_ps(scales += 64, min_factor_of<L, Source::kPanel>(from, 0, 1));
       }
     }
   }
@@ -171,9 +175,14 @@ void set_unpacked(PanelKernels& kernels) {
 }  // namespace
 
 void set_integer_tiles(GemmKernels& kernels) {
+  set_tile<Layout::kInt2Sub>(kernels);
+  set_tile<Layout::kInt3Sub>(kernels);
   set_tile<Layout::kInt4>(kernels);
   set_tile<Layout::kInt4Min>(kernels);
   set_tile<Layout::kInt4Super>(kernels);
+  set_tile<Layout::kInt4Table>(kernels);
+  set_tile<Layout::kInt4TableSuper>(kernels);
+  set_tile<Layout::kInt4Mx>(kernels);
   set_tile<Layout::kInt5>(kernels);
   set_tile<Layout::kInt5Min>(kernels);
   set_tile<Layout::kInt5Super>(kernels);
@@ -192,6 +201,14 @@ const PanelKernels& unpacked_kernels_avx512() {
     k.groups = 16;  // some 22 KB, which stay in the first-level cache
     k.enter = [](Layout, int) {};
     k.leave = [] {};
+    avx512::set_unpacked<Layout::kInt2Sub>(k);
+    avx512::set_unpacked<Layout::kInt3Sub>(k);
+    avx512::set_unpacked<Layout::kInt4>(k);
+    avx512::set_unpacked<Layout::kInt4Min>(k);
+    avx512::set_unpacked<Layout::kInt4Super>(k);
+    avx512::set_unpacked<Layout::kInt4Table>(k);
+    avx512::set_unpacked<Layout::kInt4TableSuper>(k);
+    avx512::set_unpacked<Layout::kInt4Mx>(k);
     avx512::set_unpacked<Layout::kInt5>(k);
     avx512::set_unpacked<Layout::kInt5Min>(k);
     avx512::set_unpacked<Layout::kInt5Super>(k);

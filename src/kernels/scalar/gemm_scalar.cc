@@ -18,9 +18,13 @@ T read(const std::byte* p) {
 
 float read_half(const std::byte* p) { return half_to_float(read<uint16_t>(p)); }
 
-// s_w: with a super-block the product of its fp16 and a 6-bit factor, exact in fp32.
+// s_w: with a super-block the product of its fp16 and a small factor, exact in fp32.
 template <Layout L>
 float weight_scale(const std::byte* header, const std::byte* scales, int c) {
+  if constexpr (L == Layout::kInt4Mx) return bf16_to_float(read<uint16_t>(scales + 2 * c));
+  if constexpr (L == Layout::kInt4TableSuper) {
+    return read_half(header + 2 * c) * static_cast<float>(read<int8_t>(scales + c));
+  }
   if constexpr (has_sub(L)) return read_half(header + 2 * c);
   if constexpr (has_super(L)) return read_half(header + 2 * c) * static_cast<float>(read<uint8_t>(scales + c));
   return read_half(scales + 2 * c);
@@ -34,12 +38,27 @@ float weight_min(const std::byte* header, const std::byte* scales, int c) {
   return read_half(scales + 64 + 2 * c);
 }
 
+// acc with the minimum of one group added.
+template <Layout L>
+float add_min(const std::byte* header, const std::byte* scales, int c, const GroupMeta& meta, float acc) {
+  if constexpr (L == Layout::kInt2Sub) {
+    int32_t sum = 0;
+    for (int half = 0; half < 2; half++) {
+      sum += (read<uint8_t>(scales + 32 * half + c) >> 4) * meta.minus_32_sum[half];
+    }
+    return std::fma(read_half(header + 64 + 2 * c) * (1.F / 32) * meta.scale, static_cast<float>(sum), acc);
+  }
+  return std::fma(weight_min<L>(header, scales, c), meta.scaled_sum, acc);
+}
+
 // The exact integer part of one group: a dot product, or for 16-wide scales two, times those.
 template <Layout L>
 int32_t group_dot(const std::byte* a, const std::byte* weights, const std::byte* scales, int c) {
   int32_t half[2] = {0, 0};
-  for (int k = 0; k < kGroup; k++)
-    half[k / 16] += read<int8_t>(a + k) * (stored_weight(L, weights, c, k) - weight_offset(L));
+  for (int k = 0; k < kGroup; k++) half[k / 16] += read<int8_t>(a + k) * weight_value(L, weights, c, k);
+  if constexpr (L == Layout::kInt2Sub) {
+    return half[0] * (read<uint8_t>(scales + c) & 15) + half[1] * (read<uint8_t>(scales + 32 + c) & 15);
+  }
   if constexpr (has_sub(L)) {
     return half[0] * read<int8_t>(scales + c) + half[1] * read<int8_t>(scales + 32 + c);
   }
@@ -61,7 +80,7 @@ void integer_tile(const TileArgs& t) {
         const std::byte* scales = weights + weight_bytes(L);
         const int32_t dot = group_dot<L>(a + r * kGroup, weights, scales, c);
         acc = std::fma(weight_scale<L>(header, scales, c) * meta.scale, static_cast<float>(dot), acc);
-        if constexpr (has_min(L)) acc = std::fma(weight_min<L>(header, scales, c), meta.scaled_sum, acc);
+        if constexpr (has_min(L)) acc = add_min<L>(header, scales, c, meta, acc);
       }
       t.sums[r * panel_columns(L) + static_cast<size_t>(c)] = acc;
     }
@@ -161,10 +180,25 @@ void round_row(const float* x, int k, std::byte* out) {
 
 // In the order of Layout.
 constexpr GemmKernels kKernels = {
-    .tile = {float_tile<Layout::kF32>, float_tile<Layout::kF16>, float_tile<Layout::kBF16>, integer_tile<Layout::kInt4>,
-             integer_tile<Layout::kInt4Min>, integer_tile<Layout::kInt4Super>, integer_tile<Layout::kInt5>,
-             integer_tile<Layout::kInt5Min>, integer_tile<Layout::kInt5Super>, integer_tile<Layout::kInt6Sub>,
-             integer_tile<Layout::kInt8>},
+    .tile =
+        {
+            float_tile<Layout::kF32>,
+            float_tile<Layout::kF16>,
+            float_tile<Layout::kBF16>,
+            integer_tile<Layout::kInt2Sub>,
+            integer_tile<Layout::kInt3Sub>,
+            integer_tile<Layout::kInt4>,
+            integer_tile<Layout::kInt4Min>,
+            integer_tile<Layout::kInt4Super>,
+            integer_tile<Layout::kInt4Table>,
+            integer_tile<Layout::kInt4TableSuper>,
+            integer_tile<Layout::kInt4Mx>,
+            integer_tile<Layout::kInt5>,
+            integer_tile<Layout::kInt5Min>,
+            integer_tile<Layout::kInt5Super>,
+            integer_tile<Layout::kInt6Sub>,
+            integer_tile<Layout::kInt8>,
+        },
     .finish = finish,
     .quantise_row = quantise_row,
     .round_row = round_row,

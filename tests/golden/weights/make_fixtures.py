@@ -19,7 +19,8 @@ rng = np.random.default_rng(20)
 
 # Where the fp16 fields of each block are, in halves from its start; every other byte may hold anything.
 HALVES = {Type.Q8_0: [0], Type.Q4_0: [0], Type.Q4_1: [0, 1], Type.Q5_0: [0], Type.Q5_1: [0, 1],
-          Type.Q4_K: [0, 1], Type.Q5_K: [0, 1], Type.Q6_K: [104]}
+          Type.Q4_K: [0, 1], Type.Q5_K: [0, 1], Type.Q6_K: [104], Type.Q2_K: [40, 41], Type.Q3_K: [54],
+          Type.IQ4_NL: [0], Type.IQ4_XS: [0], Type.MXFP4: []}
 # Zero, the smallest denormal, the largest denormal, the smallest normal, the largest, and ordinary ones of both signs.
 SPECIAL = np.array([0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x2E66, 0xA123], dtype=np.uint16)
 
@@ -27,7 +28,11 @@ SPECIAL = np.array([0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFB
 def random_blocks(kind, rows, row_blocks):
     size = GGML_QUANT_SIZES[kind][1]
     blocks = rng.integers(0, 256, size=(rows * row_blocks, size), dtype=np.uint8)
-    halves = blocks.view(np.uint16) if size % 2 == 0 else None
+    if kind == Type.MXFP4:  # scales of 0 and 1 are denormals, which Quire takes for zero
+        blocks[:, 0] = rng.integers(2, 256, size=len(blocks))
+        blocks[:4, 0] = [2, 3, 255, 127]
+        return blocks.reshape(rows, row_blocks * size)
+    halves = blocks.view(np.uint16)
     for i, block in enumerate(halves):
         for j, at in enumerate(HALVES[kind]):
             block[at] = SPECIAL[(i * 3 + j) % len(SPECIAL)] if i < 10 else rng.integers(0x2000, 0x3C00)
