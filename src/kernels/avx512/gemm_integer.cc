@@ -13,19 +13,8 @@ namespace {
 constexpr int kSubRows = 4;
 constexpr size_t kSubBlock = 16;
 
-// Fewer rows are bound by memory, and there the hardware prefetcher does best alone.
-constexpr int kPrefetchRows = 3;
-
-// Except where 5 and 6 bits are unpacked on the way: too few loads are under way for it then.
+// Memory gives more when lines are asked for so many bytes ahead than the hardware prefetcher asks for.
 constexpr size_t kAhead = 4096;
-
-// From the weights that are multiplied to those that are fetched meanwhile.
-template <Layout L, Source S, int kRows>
-constexpr size_t fetch_ahead(size_t wanted) {
-  constexpr bool kUnpacks = S == Source::kPanel && weight_bits(L) % 4 != 0;
-  const size_t ahead = kRows >= kPrefetchRows ? wanted : 0;
-  return kUnpacks && ahead == 0 ? kAhead : ahead;
-}
 
 template <auto kLevel>
 inline void prefetch(const std::byte* p, size_t size) {
@@ -63,7 +52,7 @@ __attribute__((noinline)) void pass(const Operands& t, int vector, const Span& s
     }
   }
   const std::byte* a = t.a + span.first * kRows * kGroupRowBytes;
-  const size_t ahead = vector != 0 ? 0 : fetch_ahead<L, S, kRows>(t.prefetch);
+  const size_t ahead = vector != 0 ? 0 : t.prefetch != 0 ? t.prefetch : kAhead;
   const std::byte* p = t.panel + group_offset(L, span.first);
   const std::byte* header = t.panel + super_offset(L, span.first);
   const std::byte* unpacked = nullptr;
