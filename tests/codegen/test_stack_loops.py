@@ -177,7 +177,7 @@ KNOWN = {
         "pass<Int2Sub, panel, 4, 2>": 8,
         "pass<Int3Sub, panel, 4, 2>": 8,
         "pass<Int4Min, panel, 6, 2>": 2,
-        "pass<Int4Super, panel, 6, 2>": 10,
+        "pass<Int4Super, panel, 6, 2>": 8,
         "pass<Int5Min, panel, 6, 2>": 4,
         "pass<Int5Super, panel, 6, 2>": 6,
         "pass<Int6Sub, panel, 4, 2>": 2,
