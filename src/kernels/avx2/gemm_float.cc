@@ -92,11 +92,17 @@ __attribute__((always_inline)) inline void add_block(const TileArgs& t, size_t k
   }
 }
 
+// Memory gives more when lines are asked for so many bytes ahead than the hardware prefetcher asks for.
+constexpr size_t kBlockBytes = size_t{kGroup} * kColumns * 2;
+constexpr size_t kAhead = 2 * kBlockBytes;
+
 template <int kRows>
 void block_tile(const TileArgs& args) {
   const TileArgs t = args;
   for (int i = 0; i < kRows * kColumns; i += 8) _mm256_store_ps(t.sums + i, _mm256_setzero_ps());
   for (auto k = static_cast<size_t>(t.begin); k < static_cast<size_t>(t.end); k += kGroup) {
+    const std::byte* ahead = t.panel + k * kColumns * 2 + kAhead;
+    for (size_t i = 0; i < kBlockBytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
     for (int c = 0; c < kColumns; c += 8 * kVectors) add_block<kRows>(t, k, c);
   }
 }

@@ -123,8 +123,7 @@ struct Span {
   bool resume;  // the chains go on from the tile's sums: storing and reloading an fp32 sum is exact
 };
 
-// Where odd bits are unpacked on the way, too few loads are under way for the hardware prefetcher: lines are asked
-// for so many bytes ahead.
+// Memory gives more when lines are asked for so many bytes ahead than the hardware prefetcher asks for.
 constexpr size_t kAhead = 4096;
 
 inline void prefetch(const std::byte* p, size_t size) {
@@ -138,7 +137,7 @@ inline void fetch(const Operands& t, size_t g, const std::byte* packed, const st
     const PanelTileArgs& u = *t.unpacked;
     prefetch(a + u.next_a, static_cast<size_t>(t.rows) * kGroupRowBytes);
     prefetch(u.fetch + (g - u.first) * u.fetch_bytes, u.fetch_bytes);
-  } else if (weight_bits(L) % 4 != 0) {
+  } else {
     prefetch(packed + kAhead, group_bytes(L));
   }
 }
