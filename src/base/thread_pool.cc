@@ -62,6 +62,7 @@ void set_flush_denormals() {
 struct ThreadPool::Shared {
   struct alignas(64) Part {
     std::atomic<uint64_t> taken{0};
+    std::atomic<int> next_piece{0};
   };
 
   alignas(64) std::atomic<uint64_t> generation{0};
@@ -128,6 +129,14 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run_inline_setup() { set_flush_denormals(); }
+
+void ThreadPool::reset_pieces() {
+  for (Shared::Part& part : shared_->parts) part.next_piece.store(0, std::memory_order_relaxed);
+}
+
+int ThreadPool::take_piece(int worker) {
+  return shared_->parts[static_cast<size_t>(worker)].next_piece.fetch_add(1, std::memory_order_relaxed);
+}
 
 void ThreadPool::run_erased(Erased function, void* context) {
   set_flush_denormals();

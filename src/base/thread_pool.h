@@ -37,6 +37,19 @@ class ThreadPool {
                const_cast<void*>(static_cast<const void*>(std::addressof(f))));
   }
 
+  // Each worker's part comes in pieces 0..pieces-1, begun in order; a worker that is done with its own takes those that
+  // others have not begun. Calls f(worker, piece) once for each, and returns when all have returned.
+  template <class F>
+  void run_pieces(int pieces, F&& f) {
+    reset_pieces();
+    run([&](int worker) {
+      for (int i = 0; i < size_; i++) {
+        const int of = worker + i < size_ ? worker + i : worker + i - size_;
+        for (int piece = take_piece(of); piece < pieces; piece = take_piece(of)) f(of, piece);
+      }
+    });
+  }
+
   // Cuts 0..count-1 into one contiguous part per worker and calls f(begin, end) for each non-empty part; or f(worker,
   // begin, end), if f takes that, for what each worker has of its own.
   template <class F>
@@ -64,6 +77,8 @@ class ThreadPool {
   using Erased = void (*)(void* context, int worker);
   void run_erased(Erased function, void* context);
   void run_inline_setup();
+  void reset_pieces();
+  int take_piece(int worker);
 
   struct Shared;
   int size_;

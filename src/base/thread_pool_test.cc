@@ -41,6 +41,35 @@ TEST(ThreadPool, SplitCoversTheRangeWithoutOverlap) {
     }
 }
 
+TEST(ThreadPool, EveryPieceIsDoneOnce) {
+  for (int threads : {1, 2, 5})
+    for (int pieces : {0, 1, 3, 16}) {
+      ThreadPool pool(threads);
+      for (int round = 0; round < 50; ++round) {
+        std::vector<std::atomic<int>> hits(static_cast<size_t>(threads * pieces));
+        pool.run_pieces(pieces, [&](int worker, int piece) { hits[static_cast<size_t>(worker * pieces + piece)]++; });
+        for (auto& h : hits) ASSERT_EQ(h.load(), 1);
+      }
+    }
+}
+
+// The first piece of a share ends only when all others have: it would wait forever for one that no other thread takes.
+TEST(ThreadPool, PiecesOfASlowWorkerAreTakenByOthers) {
+  constexpr int kPieces = 6;
+  for (int slow : {0, 1}) {
+    ThreadPool pool(2);
+    for (int round = 0; round < 20; ++round) {
+      std::atomic<int> done{0};
+      pool.run_pieces(kPieces, [&](int worker, int piece) {
+        if (worker == slow && piece == 0)
+          while (done.load() != 2 * kPieces - 1) std::this_thread::yield();
+        done++;
+      });
+      ASSERT_EQ(done.load(), 2 * kPieces);
+    }
+  }
+}
+
 TEST(ThreadPool, WorkersFlushDenormals) {
   ThreadPool pool(2);
   std::vector<float> products(2);

@@ -252,6 +252,15 @@ class WideProduct {
   alignas(64) float sums_[kWidePanelRows * 64];
 };
 
+// A worker's share is begun piece by piece, so that others can help one that is slow.
+constexpr int kPieces = 8;
+
+GemmPart piece_of(const GemmPart& part, int piece) {
+  const int panels = part.panel_end - part.panel_begin;
+  const auto at = [&](int i) { return part.panel_begin + panels * i / kPieces; };
+  return {at(piece), at(piece + 1), part.tile_begin, part.tile_end};
+}
+
 void check_call(const PackedMatrix& w, const Activations& a, const GemmOutput& output) {
   QUIRE_CHECK(a.kind() == activation_kind(w.layout()));
   QUIRE_CHECK(a.inputs() == w.inputs());
@@ -372,7 +381,9 @@ void gemm_panels(const KernelTable& table, const PackedMatrix& w, const Activati
 void gemm(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
           ThreadPool& pool) {
   check_call(w, a, output);
-  pool.run([&](int worker) { gemm_panels(table, w, a, output, gemm_part(w, a, output, worker, pool.size())); });
+  pool.run_pieces(kPieces, [&](int worker, int piece) {
+    gemm_panels(table, w, a, output, piece_of(gemm_part(w, a, output, worker, pool.size()), piece));
+  });
 }
 
 }  // namespace quire::kernels
