@@ -107,7 +107,8 @@ void say_ready(const net::Server& server, const ServeFlags& flags, const ModelIn
                 ? std::string("prefix cache: off")
                 : fmt::format("prefix cache: prefixes of at least {0} tokens are reused, in steps of {0}",
                               info.minimum_reuse_tokens));
-  log::info(fmt::format("{} threads, {}, profile fingerprint {}", info.threads, info.isa, info.fingerprint));
+  log::info(fmt::format("{} threads, {} (equal to plain code bit by bit), profile fingerprint {}", info.threads,
+                        info.isa, info.fingerprint));
   log::info(fmt::format("ready in {:.2f} s: {} serves {} with {} tokens of KV cache, {} a request", seconds,
                         server.url(), flags.served_model_names.front(), info.kv_cache_tokens, info.max_model_len));
 }

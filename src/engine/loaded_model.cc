@@ -258,7 +258,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const we
       .max_model_len = plan.max_model_len,
       .end_tokens = loaded->model.spec.end_tokens,
       .fingerprint = "quire-" + hex(std::span(loaded->cache_root).first(16)),
-      .isa = std::string(name_of(*isa)),
+      .isa = kernels::describe(loaded->kernels),
       .threads = loaded->pool->size(),
       .weight_bytes = loaded->model.weight_bytes,
       .kv_cache_bytes = loaded->storage.size(),

@@ -380,6 +380,21 @@ TEST_F(Gemm, SelfTestPassesAndSeesAWrongKernel) {
   }
 }
 
+TEST(KernelTable, NamesWhatItUses) {
+  const auto name = [](Isa isa, const CpuFeatures& cpu) {
+    auto table = kernel_table(isa, cpu);
+    return table ? describe(*table) : "";
+  };
+  CpuFeatures cpu = detect_cpu();
+  EXPECT_EQ(name(Isa::kScalar, cpu), "scalar");
+  cpu.avx512_bf16 = false;  // whether it is used is measured
+  if (cpu.amx_int8 && cpu.amx_bf16) EXPECT_EQ(name(Isa::kAvx512, cpu), "avx512+amx_bf16+amx_int8");
+  if (cpu.avx_vnni) EXPECT_EQ(name(Isa::kAvx2, cpu), "avx2+avx_vnni");
+  cpu.avx_vnni = cpu.amx_int8 = cpu.amx_bf16 = false;
+  if (cpu.avx2) EXPECT_EQ(name(Isa::kAvx2, cpu), "avx2");
+  if (cpu.avx512) EXPECT_EQ(name(Isa::kAvx512, cpu), "avx512");
+}
+
 TEST(KernelTable, RefusesWhatTheCpuLacks) {
   EXPECT_TRUE(kernel_table(Isa::kScalar, {}));
   EXPECT_EQ(kernel_table(Isa::kAvx2, {}).error().kind, ErrorKind::kUnsupported);

@@ -76,6 +76,17 @@ Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu) {
                      .scan = &scan_kernels_scalar()};
 }
 
+std::string describe(const KernelTable& table) {
+  std::string text(name_of(table.isa));
+#if defined(__x86_64__) && !defined(QUIRE_SCALAR_ONLY)
+  if (table.gemm == &gemm_kernels_avx2_vnni()) text += "+avx_vnni";
+#endif
+  if (table.native_bf16) text += "+avx512_bf16";
+  if (table.wide_bf16 != nullptr) text += "+amx_bf16";
+  if (table.wide_int8 != nullptr) text += "+amx_int8";
+  return text;
+}
+
 Result<void> self_test(const KernelTable& table) {
   for (const auto check : {gemm_self_check, attention_self_check, row_ops_self_check})
     if (auto ok = check(table); !ok) return ok;

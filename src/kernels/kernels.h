@@ -5,6 +5,8 @@
 // denormals-are-zero in the calling thread (ThreadPool sets them).
 #pragma once
 
+#include <string>
+
 #include "base/cpu.h"
 #include "quire/error.h"
 
@@ -32,6 +34,9 @@ struct KernelTable {
 // The kernels of `isa` on a CPU with these features; vdpbf16ps only where it is seen to compute what rule 1 says, and
 // faster than FMAs. kUnsupported if the CPU or this build lacks the instruction set.
 Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu);
+
+// The instruction set and what its kernels use beyond it, as Linux names them: "avx512+amx_bf16+amx_int8".
+std::string describe(const KernelTable& table);
 
 // Runs small cases of every kernel in the table against the scalar ones and compares all bits. kInternal, naming the
 // kernel, if one differs. Takes a few milliseconds; meant for start-up.
