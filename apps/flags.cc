@@ -66,6 +66,8 @@ constexpr double kSlowest = 1e9 / static_cast<double>(sched::kMostCostNs);
 // What a command's flags say before it is checked and goes into its options.
 struct FlagTexts {
   std::string dtype = "auto";
+  std::string quantization = "none";
+  std::string lm_head_quantization = "auto";
   std::string kv_cache_dtype = "auto";
   std::string max_model_len;
   std::string policy = "fcfs";
@@ -80,6 +82,12 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_option("MODEL,--model", o.model, "A folder in Hugging Face format, or a .gguf file")->required();
   app.add_option("--dtype", t.dtype, "Numeric profile: auto, float32, bfloat16 or q8 (quantised files)")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "q8"}));
+  app.add_option("--quantization", t.quantization,
+                 "What matrices of floats are rounded to while loading: none, int8, int4")
+      ->check(CLI::IsMember({"none", "int8", "int4"}));
+  app.add_option("--lm-head-quantization", t.lm_head_quantization,
+                 "The LM head: auto (int8 if --quantization is not none), none or int8")
+      ->check(CLI::IsMember({"auto", "none", "int8"}));
   app.add_option("--max-model-len", t.max_model_len, "Tokens of the longest request; 'auto' or -1 for what fits");
   app.add_option("--kv-cache-memory-bytes", t.kv_cache_bytes, "Memory for the KV cache; default half of what is free")
       ->check(integer(1, std::numeric_limits<int64_t>::max()));
@@ -166,6 +174,10 @@ Result<void> finish(EngineOptions& o, const FlagTexts& t) {
   if (t.dtype == "float32") o.profile = Profile::kF32;
   if (t.dtype == "bfloat16") o.profile = Profile::kBF16;
   if (t.dtype == "q8") o.profile = Profile::kQ8;
+  if (t.quantization == "int8") o.quantization = Quantization::kInt8;
+  if (t.quantization == "int4") o.quantization = Quantization::kInt4;
+  if (t.lm_head_quantization == "none") o.lm_head_quantization = LmHeadQuantization::kNone;
+  if (t.lm_head_quantization == "int8") o.lm_head_quantization = LmHeadQuantization::kInt8;
   if (t.no_prefix_caching) o.prefix_caching = false;
   if (t.kv_cache_dtype == "bfloat16") o.kv_cache_dtype = KvCacheDtype::kBFloat16;
   if (t.kv_cache_dtype == "int8") o.kv_cache_dtype = KvCacheDtype::kInt8;
@@ -196,15 +208,11 @@ Result<void> check(const BenchFlags& flags) {
 }  // namespace
 
 Error in_flags(Error error, std::string_view size_flag) {
-  constexpr std::string_view kOptions[] = {"dtype",
-                                           "max_model_len",
-                                           "kv_cache_memory_bytes",
-                                           "block_size",
-                                           "kv_cache_layout",
-                                           "enable_prefix_caching",
-                                           "disable_hybrid_kv_cache_manager",
-                                           "max_num_seqs",
-                                           "max_num_batched_tokens"};
+  constexpr std::string_view kOptions[] = {
+      "dtype",           "quantization",          "lm_head_quantization",
+      "max_model_len",   "kv_cache_memory_bytes", "block_size",
+      "kv_cache_layout", "enable_prefix_caching", "disable_hybrid_kv_cache_manager",
+      "max_num_seqs",    "max_num_batched_tokens"};
   if (std::ranges::find(kOptions, error.param) == std::end(kOptions)) return error;
   const auto flag_of = [&](std::string_view option) {
     if (option == "kv_cache_memory_bytes") return std::string(size_flag);

@@ -8,7 +8,6 @@
 #include "engine/loaded_model.h"
 #include "exec/attention_groups.h"
 #include "model/load.h"
-#include "model/open_checkpoint.h"
 
 namespace quire::apps {
 namespace {
@@ -96,24 +95,35 @@ void print_plan(const engine::Outline& outline, const EngineOptions& options) {
   fmt::print("capacity       {:.1f} requests of {} tokens\n", plan.max_concurrency(), plan.max_model_len);
 }
 
+// What the options make of the weights, and how much memory they take then.
+void print_quantisation(const engine::OpenedModel& model, const EngineOptions& options) {
+  std::string methods;
+  if (options.quantization != Quantization::kNone) methods = name_of(options.quantization);
+  if (options.lm_head_quantization != LmHeadQuantization::kAuto)
+    methods += fmt::format("{}LM head {}", methods.empty() ? "" : ", ", name_of(options.lm_head_quantization));
+  if (model.weight_bytes != model.file_bytes)
+    fmt::print("quantization   {}: {:.1f} MiB\n", methods, mib(static_cast<int64_t>(model.weight_bytes)));
+}
+
 }  // namespace
 
 int inspect(const InspectFlags& flags) {
-  auto checkpoint = model::open_checkpoint(flags.engine.model);
-  if (!checkpoint) return report(checkpoint.error());
-  const size_t weight_bytes = engine::file_weight_bytes(*checkpoint);
-  auto outline = engine::outline_model(*checkpoint, flags.engine, weight_bytes);
+  auto opened = engine::open_model(flags.engine);
+  if (!opened) return report(opened.error());
+  auto outline = engine::outline_model(*opened, flags.engine);
   if (!outline) return report(outline.error());
   const model::ModelSpec& spec = outline->spec;
-  if (auto named = model::check_names(spec, *checkpoint->tensors); !named) return report(named.error());
+  if (auto named = model::check_names(spec, *opened->checkpoint.tensors); !named) return report(named.error());
 
   fmt::print("model          {}\n", flags.engine.model.string());
   fmt::print("architecture   {}, {} layers, hidden size {}, vocabulary {}\n", spec.architecture, spec.layers.size(),
              spec.hidden_size, spec.vocab_size);
-  fmt::print("weights        {:.1f} MiB in the file\n", mib(static_cast<int64_t>(weight_bytes)));
+  fmt::print("weights        {:.1f} MiB in the file\n", mib(static_cast<int64_t>(opened->file_bytes)));
+  print_quantisation(*opened, flags.engine);
   fmt::print("profile        {}\n", name_of(outline->profile));
   fmt::print("length         {} tokens (the model's own: {})\n", outline->plan.max_model_len, spec.max_positions);
-  if (!outline->notice.empty()) fmt::print("notice         {}\n", outline->notice);
+  for (const std::string& notice : {opened->notice, outline->notice})
+    if (!notice.empty()) fmt::print("notice         {}\n", notice);
   if (auto fits = engine::check_memory(flags.engine); !fits)
     fmt::print("notice         quire serve would refuse this here: {}\n", in_flags(fits.error()).message);
   print_plan(*outline, flags.engine);

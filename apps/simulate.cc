@@ -11,7 +11,6 @@
 #include "cache/layout.h"
 #include "commands.h"
 #include "engine/loaded_model.h"
-#include "model/open_checkpoint.h"
 #include "sched/trace_file.h"
 
 namespace quire::apps {
@@ -54,9 +53,9 @@ Result<engine::PlannedCache> plan_of_file(const EngineOptions& options) {
 }
 
 Result<engine::PlannedCache> plan_of_model(const EngineOptions& options) {
-  auto checkpoint = model::open_checkpoint(options.model);
-  if (!checkpoint) return std::unexpected(checkpoint.error());
-  auto outline = engine::outline_model(*checkpoint, options, engine::file_weight_bytes(*checkpoint));
+  auto opened = engine::open_model(options);
+  if (!opened) return std::unexpected(opened.error());
+  auto outline = engine::outline_model(*opened, options);
   if (!outline) return std::unexpected(outline.error());
   return engine::PlannedCache{std::move(outline->plan), std::move(outline->notice)};
 }

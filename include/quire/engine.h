@@ -42,9 +42,27 @@ constexpr std::string_view name_of(Profile profile) {
 // What keys and values are kept in. kAuto: fp32 in the profile f32, bf16 in the others.
 enum class KvCacheDtype : uint8_t { kAuto, kBFloat16, kInt8 };
 
+// Online quantisation: what the matrices of a checkpoint that are floats in its file are rounded to while loading.
+enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
+
+// The same for the LM head alone. kAuto: int8 where `quantization` is not kNone.
+enum class LmHeadQuantization : uint8_t { kAuto, kNone, kInt8 };
+
+constexpr std::string_view name_of(Quantization quantization) {
+  return quantization == Quantization::kInt8 ? "int8" : quantization == Quantization::kInt4 ? "int4" : "none";
+}
+
+constexpr std::string_view name_of(LmHeadQuantization quantization) {
+  return quantization == LmHeadQuantization::kInt8   ? "int8"
+         : quantization == LmHeadQuantization::kNone ? "none"
+                                                     : "auto";
+}
+
 struct EngineOptions {
-  std::filesystem::path model = {};           // a folder in Hugging Face format or a .gguf file
-  std::optional<Profile> profile = {};        // default: by the checkpoint
+  std::filesystem::path model = {};     // a folder in Hugging Face format or a .gguf file
+  std::optional<Profile> profile = {};  // default: by the checkpoint and `quantization`
+  Quantization quantization = Quantization::kNone;
+  LmHeadQuantization lm_head_quantization = LmHeadQuantization::kAuto;
   std::optional<int64_t> max_model_len = {};  // tokens; default: the model's, lowered to what fits; given: must fit
   std::optional<size_t> kv_cache_bytes = {};  // default: half of the memory free after weights
   KvCacheDtype kv_cache_dtype = KvCacheDtype::kAuto;

@@ -64,4 +64,21 @@ constexpr float half_to_float(uint16_t h) {
   return std::bit_cast<float>(sign | (113 - shift) << 23 | ((mantissa << shift) & 1023U) << 13);
 }
 
+// Rounds to nearest even; beyond the largest half it is infinite. A NaN stays a (quiet) NaN.
+constexpr uint16_t float_to_half(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const auto sign = static_cast<uint16_t>(bits >> 16 & 0x8000U);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) return static_cast<uint16_t>(sign | 0x7e00U);
+  if (magnitude >= 0x477ff000U) return static_cast<uint16_t>(sign | 0x7c00U);  // 65520 and above
+  if (magnitude >= 0x38800000U)                                                // 2^-14 and above: a normal half
+    return static_cast<uint16_t>(sign | (magnitude - (112U << 23) + 0xfffU + (magnitude >> 13 & 1U)) >> 13);
+  if (magnitude < 0x33000000U) return sign;  // less than half of the smallest
+  const uint32_t shift = 126 - (magnitude >> 23);
+  const uint32_t mantissa = (magnitude & 0x7fffffU) | 0x800000U;
+  const uint32_t kept = mantissa >> shift;
+  const uint32_t rest = mantissa & ((1U << shift) - 1), half = 1U << (shift - 1);
+  return static_cast<uint16_t>(sign | (kept + (rest > half || (rest == half && (kept & 1U) != 0) ? 1 : 0)));
+}
+
 }  // namespace quire

@@ -8,6 +8,9 @@
 #include "base/log.h"
 #include "model/architectures/architectures.h"
 #include "model/open_checkpoint.h"
+#include "model/quantise.h"
+#include "weights/quantise.h"
+#include "weights/quantised_source.h"
 
 namespace quire::engine {
 namespace {
@@ -50,6 +53,7 @@ std::string numerics_of(const model::ModelSpec& spec) {
     text += fmt::format("layer {} {} {}\n", std::visit([](const auto& m) { return numerics_of(m); }, layer.mixer),
                         layer.attention_norm.offset, static_cast<int>(layer.mlp.activation));
   }
+  if (spec.head.keeps_integers) text += "head in integers\n";
   return text + fmt::format("end {}\n", fmt::join(spec.end_tokens, " "));
 }
 
@@ -104,18 +108,25 @@ Result<void> check_options(const EngineOptions& options) {
   return {};
 }
 
+size_t bytes_of(const weights::TensorSource& tensors) {
+  size_t total = 0;
+  for (const auto& tensor : tensors.tensors()) total += tensor.bytes();
+  return total;
+}
+
+// What the options leave as it is, for people.
+std::string notice_of(const model::QuantisationPlan& plan) {
+  if (plan.kept.empty()) return {};
+  return fmt::format("{} matrices are not quantised, since their rows are not whole groups of {}: {}", plan.kept.size(),
+                     weights::kQuantisedBlock, fmt::join(plan.kept, ", "));
+}
+
 size_t default_cache_bytes(size_t weight_bytes) {
   const size_t available = available_memory();
   return (available > weight_bytes ? available - weight_bytes : 0) / 2;
 }
 
 }  // namespace
-
-size_t file_weight_bytes(const weights::Checkpoint& checkpoint) {
-  size_t total = 0;
-  for (const auto& tensor : checkpoint.tensors->tensors()) total += tensor.bytes();
-  return total;
-}
 
 std::vector<std::string> describe_groups(const cache::CachePlan& plan) {
   std::vector<std::string> lines;
@@ -183,12 +194,30 @@ Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const E
   return planned;
 }
 
-Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const EngineOptions& options,
-                              size_t weight_bytes) {
-  auto spec = model::make_spec(checkpoint);
+Result<OpenedModel> open_model(const EngineOptions& options) {
+  auto checkpoint = model::open_checkpoint(options.model);
+  if (!checkpoint) return std::unexpected(checkpoint.error());
+  auto spec = model::make_spec(*checkpoint);
   if (!spec) return std::unexpected(spec.error());
-  const Profile profile = options.profile.value_or(model::default_profile(*spec, *checkpoint.tensors));
-  return outline_spec(std::move(*spec), profile, options, weight_bytes);
+  OpenedModel opened{.checkpoint = std::move(*checkpoint), .spec = std::move(*spec)};
+  auto& tensors = opened.checkpoint.tensors;
+  opened.file_bytes = bytes_of(*tensors);
+  opened.profile = options.profile.value_or(
+      options.quantization == Quantization::kNone ? model::default_profile(opened.spec, *tensors) : Profile::kQ8);
+  const bool int8_head = options.lm_head_quantization == LmHeadQuantization::kInt8;
+  if (options.quantization != Quantization::kNone || int8_head) {
+    auto plan = model::plan_quantisation(opened.spec, *tensors, options.quantization, options.lm_head_quantization);
+    if (!plan) return std::unexpected(plan.error());
+    tensors = std::make_unique<weights::QuantisedSource>(std::move(tensors), plan->formats);
+    opened.notice = notice_of(*plan);
+  }
+  opened.spec.head.keeps_integers = int8_head && opened.profile == Profile::kBF16;
+  opened.weight_bytes = bytes_of(*tensors);
+  return opened;
+}
+
+Result<Outline> outline_model(const OpenedModel& model, const EngineOptions& options) {
+  return outline_spec(model.spec, model.profile, options, model.weight_bytes);
 }
 
 Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const EngineOptions& options, size_t weight_bytes,
@@ -212,12 +241,13 @@ Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const Engin
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& options) {
-  auto checkpoint = model::open_checkpoint(options.model);
-  if (!checkpoint) return std::unexpected(checkpoint.error());
-  auto outline = outline_model(*checkpoint, options, file_weight_bytes(*checkpoint));
+  auto opened = open_model(options);
+  if (!opened) return std::unexpected(opened.error());
+  auto outline = outline_model(*opened, options);
   if (!outline) return std::unexpected(outline.error());
-  if (!outline->notice.empty()) log::warn(outline->notice);
-  return make(std::move(*outline), *checkpoint->tensors, options);
+  for (const std::string& notice : {opened->notice, outline->notice})
+    if (!notice.empty()) log::warn(notice);
+  return make(std::move(*outline), *opened->checkpoint.tensors, options);
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const weights::TensorSource& tensors,

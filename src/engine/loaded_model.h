@@ -44,6 +44,19 @@ int block_size_of(const EngineOptions& options);  // tokens
 // over it.
 Result<void> check_memory(const EngineOptions& options);
 
+// A checkpoint as the options want it read.
+struct OpenedModel {
+  weights::Checkpoint checkpoint;  // its tensors quantised where the options say so
+  model::ModelSpec spec;
+  Profile profile = Profile::kF32;
+  size_t file_bytes = 0;    // of all tensors as they lie in the files
+  size_t weight_bytes = 0;  // the same, once quantised
+  std::string notice = {};  // for people, of quantisation; may be empty
+};
+
+// kUnsupported names quantization or lm_head_quantization if there is nothing to quantise.
+Result<OpenedModel> open_model(const EngineOptions& options);
+
 // What a model would look like in the cache, known before a weight is read: `quire inspect`.
 struct Outline {
   model::ModelSpec spec;
@@ -55,13 +68,10 @@ struct Outline {
 };
 
 // With the plan of plan_for(), refused if the executor cannot run on it.
-Result<Outline> outline_model(const weights::Checkpoint& checkpoint, const EngineOptions& options, size_t weight_bytes);
+Result<Outline> outline_model(const OpenedModel& model, const EngineOptions& options);
 // The same for a spec from anywhere, and kernels that take pages of other sizes.
 Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const EngineOptions& options, size_t weight_bytes,
                              exec::PageSizes pages = exec::page_sizes);
-
-// Bytes of all tensors of a checkpoint as they lie in its files.
-size_t file_weight_bytes(const weights::Checkpoint& checkpoint);
 
 // One line a KV cache group: its kind, layers, block and bytes.
 std::vector<std::string> describe_groups(const cache::CachePlan& plan);

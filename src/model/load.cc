@@ -92,11 +92,13 @@ class Loader {
   Result<void> linear(const MatrixSpec& spec, Linear& out) {
     out.rows = spec.rows();
     out.cols = spec.cols;
+    const kernels::WeightTarget target = spec.keeps_integers ? kernels::WeightTarget::kNative : target_;
+    const auto layout = [&](const weights::Tensor& tensor) { return kernels::layout_for(tensor.format, target); };
     std::vector<kernels::PackSource> sources;
     int first_row = 0, next_row = 0;
     const auto flush = [&]() -> Result<void> {
       if (sources.empty()) return {};
-      auto matrix = pack(sources, spec.slice_unit);
+      auto matrix = pack(sources, target, spec.slice_unit);
       if (!matrix) return std::unexpected(matrix.error());
       out.parts.push_back({std::move(*matrix), first_row});
       sources.clear();
@@ -126,13 +128,12 @@ class Loader {
     weights::widen(tensor, out);
   }
 
-  kernels::Layout layout(const weights::Tensor& tensor) const { return kernels::layout_for(tensor.format, target_); }
-
-  Result<kernels::PackedMatrix> pack(std::span<const kernels::PackSource> sources, int slice_unit) {
+  Result<kernels::PackedMatrix> pack(std::span<const kernels::PackSource> sources, kernels::WeightTarget target,
+                                     int slice_unit) {
     const weights::Tensor& first = *sources.front().tensor;
     const int slices =
         slice_unit == 0 ? 1 : kernels::slice_count(first.format, static_cast<int>(first.shape[1]), slice_unit);
-    auto matrix = kernels::pack(sources, target_, slices, context_.allocator, context_.pool);
+    auto matrix = kernels::pack(sources, target, slices, context_.allocator, context_.pool);
     if (!matrix) return matrix;
     packed_bytes_ += matrix->bytes();
     for (const auto& source : sources) count(*source.tensor);
@@ -372,7 +373,9 @@ Result<void> check_names(const ModelSpec& spec, const weights::TensorSource& ten
 
 Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context) {
   if (profile == Profile::kQ8 && default_profile(spec, tensors) != Profile::kQ8)
-    return fail(ErrorKind::kUnsupported, "profile q8 needs a quantised checkpoint; use bfloat16 or float32", "dtype");
+    return fail(ErrorKind::kUnsupported,
+                "profile q8 needs a quantised checkpoint, or quantization int8 or int4; use bfloat16 or float32",
+                "dtype");
   if (auto named = check_names(spec, tensors); !named) return std::unexpected(named.error());
   Model model;
   model.profile = profile;
@@ -391,7 +394,7 @@ Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors,
   if (auto loaded = loader.linear(spec.head, model.head); !loaded) return std::unexpected(loaded.error());
   if (!spec.tied_head()) {
     Linear embedding;
-    const MatrixSpec matrix{{{spec.embedding, spec.vocab_size, 0}}, spec.hidden_size, 0};
+    const MatrixSpec matrix{.parts = {{spec.embedding, spec.vocab_size, 0}}, .cols = spec.hidden_size};
     if (auto loaded = loader.linear(matrix, embedding); !loaded) return std::unexpected(loaded.error());
     model.embedding = std::move(embedding.parts.front().matrix);
   }

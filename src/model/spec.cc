@@ -6,6 +6,8 @@
 #include <span>
 #include <string_view>
 
+#include "base/overloaded.h"
+
 namespace quire::model {
 namespace {
 
@@ -90,6 +92,16 @@ std::vector<std::string_view> cache_names(const Mixer& mixer) {
 }
 
 }  // namespace
+
+std::vector<const MatrixSpec*> LayerSpec::matrices() const {
+  std::vector<const MatrixSpec*> all =
+      std::visit(Overloaded{[](const AttentionSpec& a) { return std::vector{&a.qkv, &a.output}; },
+                            [](const GatedDeltaSpec& g) { return std::vector{&g.input, &g.output}; },
+                            [](const LatentSpec& l) { return std::vector{&l.input, &l.query, &l.output}; }},
+                 mixer);
+  all.insert(all.end(), {&mlp.gate_up, &mlp.down});
+  return all;
+}
 
 int MatrixSpec::rows() const {
   int total = 0;

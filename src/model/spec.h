@@ -36,6 +36,8 @@ struct MatrixSpec {
   // Rule 11 of docs/determinism.md: 0 if K is never cut; else the inputs that stay together in a slice (those of a
   // kv-head group, or 1). The number of slices follows from this and the file's format.
   int slice_unit = 0;
+  // Whether quantised tensors are multiplied in their own integers whatever the profile.
+  bool keeps_integers = false;
 
   int rows() const;
 };
@@ -139,6 +141,9 @@ struct LayerSpec {
   NormSpec mlp_norm;
   MlpSpec mlp;
   NormSpec mlp_post_norm;
+
+  // All that are multiplied with, in the order in which they are read.
+  std::vector<const MatrixSpec*> matrices() const;
 
   // For layers that are known to attend.
   AttentionSpec& attention() { return std::get<AttentionSpec>(mixer); }
