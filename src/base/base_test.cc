@@ -33,6 +33,25 @@ TEST(Half, EveryFiniteValueIsExactAlsoWhenDenormalsAreFlushed) {
   EXPECT_TRUE(std::isnan(half_to_float(0x7e00)));
 }
 
+TEST(Half, RoundsToNearestEven) {
+  for (uint32_t h = 0; h < 0x7bff; ++h) {  // between every half and the next
+    const auto low = static_cast<uint16_t>(h), high = static_cast<uint16_t>(h + 1);
+    ASSERT_EQ(float_to_half(half_to_float(low)), low);
+    const auto middle = static_cast<float>((half_by_definition(low) + half_by_definition(high)) / 2);  // exact
+    const auto bits = std::bit_cast<uint32_t>(middle);
+    ASSERT_EQ(float_to_half(middle), h % 2 == 0 ? low : high) << h;
+    ASSERT_EQ(float_to_half(std::bit_cast<float>(bits - 1)), low) << h;
+    ASSERT_EQ(float_to_half(std::bit_cast<float>(bits + 1)), high) << h;
+    ASSERT_EQ(float_to_half(-middle), float_to_half(middle) | 0x8000) << h;
+  }
+  EXPECT_EQ(float_to_half(65504.0F), 0x7bff);
+  EXPECT_EQ(float_to_half(std::nextafter(65520.0F, 0.0F)), 0x7bff);
+  EXPECT_EQ(float_to_half(65520.0F), 0x7c00);
+  EXPECT_EQ(float_to_half(-INFINITY), 0xfc00);
+  EXPECT_EQ(float_to_half(1e-45F), 0);
+  EXPECT_TRUE(std::isnan(half_to_float(float_to_half(std::bit_cast<float>(0x7f800001U)))));
+}
+
 TEST(Bfloat16, RoundsToNearestEvenAndKeepsNaN) {
   EXPECT_EQ(float_to_bf16(1.0F), 0x3f80);
   EXPECT_EQ(float_to_bf16(std::bit_cast<float>(0x3f808000U)), 0x3f80);  // a tie goes to even

@@ -114,11 +114,12 @@ size_t bytes_of(const weights::TensorSource& tensors) {
   return total;
 }
 
-// What the options leave as it is, for people.
+// What quantisation leaves as it is, for people.
 std::string notice_of(const model::QuantisationPlan& plan) {
   if (plan.kept.empty()) return {};
-  return fmt::format("{} matrices are not quantised, since their rows are not whole groups of {}: {}", plan.kept.size(),
-                     weights::kQuantisedBlock, fmt::join(plan.kept, ", "));
+  return fmt::format("{} matrices stay as they are, since their rows are not whole groups of {}: {}{}",
+                     plan.kept.size(), weights::kQuantisedBlock, plan.kept.front(),
+                     plan.kept.size() > 1 ? " and others" : "");
 }
 
 size_t default_cache_bytes(size_t weight_bytes) {

@@ -23,8 +23,8 @@ Four larger(Four a, Four b) { return b > a ? b : a; }
 FourInts truncated(Four x) { return __builtin_convertvector(x, FourInts); }
 float sum_of(Four x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
-// Below this the reciprocal of a scale may overflow; such a block is zeros.
-constexpr float kSmallest = 1e-30F;
+// Of a block without a larger number every scale would be zero in fp16; it is zeros.
+constexpr float kSmallest = 1e-7F;
 constexpr uint16_t kHalfNan = 0x7e00;
 
 // The smallest and the largest number, of both signs or zero.
@@ -33,7 +33,7 @@ struct Range {
   float high = 0;
   bool finite = true;
 
-  float magnitude() const { return std::max(-low, high); }
+  float magnitude() const { return std::max(high, -low); }
 };
 
 Range range_of(const Block& x) {

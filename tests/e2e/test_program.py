@@ -70,6 +70,8 @@ def test_a_number_out_of_range(flag):
     (("--model", "other"), "--model"),
     (("--generation-config", "maybe"), "--generation-config"),
     (("--dtype", "int3"), "--dtype"),
+    (("--quantization", "int3"), "--quantization"),
+    (("--lm-head-quantization", "int4"), "--lm-head-quantization"),
     (("--max-num-seqs", 64, "--max-num-batched-tokens", 16), "--max-num-batched-tokens 16 must be at least --max-num-seqs 64"),
 ], ids=str)  # fmt: skip
 def test_flags_that_contradict_each_other_or_their_values(flags, word):

@@ -70,12 +70,14 @@ struct BitsCase {
   std::string model;
   Profile profile;
   KvCacheDtype cache = KvCacheDtype::kAuto;
+  LmHeadQuantization head = LmHeadQuantization::kAuto;
 };
 
 std::string name_of(const ::testing::TestParamInfo<BitsCase>& info) {
   std::string name = info.param.model.substr(info.param.model.find('/') + 1);
   name = name.substr(0, name.find('.'));
   name += info.param.profile == Profile::kBF16 ? "_bf16" : info.param.profile == Profile::kQ8 ? "_q8" : "_f32";
+  if (info.param.head == LmHeadQuantization::kInt8) name += "_int8_head";
   return info.param.cache == KvCacheDtype::kInt8 ? name + "_int8" : name;
 }
 
@@ -90,6 +92,7 @@ class Bits : public ::testing::TestWithParam<BitsCase> {
   EngineOptions base() const {
     EngineOptions options = alone(model_, GetParam().profile);
     options.kv_cache_dtype = GetParam().cache;
+    options.lm_head_quantization = GetParam().head;
     return options;
   }
   std::vector<Answer> run(const EngineOptions& options, bool poison = false) {
@@ -240,6 +243,8 @@ INSTANTIATE_TEST_SUITE_P(Tiny, Bits,
                          ::testing::Values(BitsCase{"llama_untied", Profile::kBF16}, BitsCase{"qwen3", Profile::kBF16},
                                            BitsCase{"gemma3", Profile::kBF16}, BitsCase{"gemma3", Profile::kF32},
                                            BitsCase{"gemma3", Profile::kBF16, KvCacheDtype::kInt8},
+                                           BitsCase{"gemma3", Profile::kBF16, KvCacheDtype::kAuto,
+                                                    LmHeadQuantization::kInt8},
                                            BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8, KvCacheDtype::kInt8},
                                            BitsCase{"gguf/random_gemma3_mixed.gguf", Profile::kQ8},
                                            BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8},

@@ -4,7 +4,8 @@
 usage: tiny_gguf.py MODELS_DIR     (needs: pip install gguf safetensors numpy)
 
 Three hold the weights of the Hugging Face fixtures, unquantised, as a converter writes them (q and k of Llama permuted,
-Gemma's norms with the 1 added, llama3 rope as divisors): their answers are the fixtures' own. Two have random weights in
+Gemma's norms with the 1 added, llama3 rope as divisors): their answers are the fixtures' own. One has the matrices of a fixture in Q8_0, as the gguf package rounds
+them: what quantising that fixture while loading must give. Two have random weights in
 quantised formats, for tests that compare Quire with itself: every format that is read, in the places where files have it.
 """
 import json
@@ -111,7 +112,7 @@ def add(w, name, values, kind):
         w.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 
-def convert(folder, out, arch):
+def convert(folder, out, arch, kind=Q.BF16):
     c = json.load(open(f"{folder}/config.json"))
     gemma = arch == "gemma3"
     w = writer(out, arch, c)
@@ -134,7 +135,7 @@ def convert(folder, out, arch):
             values = values + 1
             if to.endswith("attn_q_norm.weight"):  # GGUF has no query_pre_attn_scalar: its effect is put into the norm
                 values = values * np.sqrt(c["head_dim"] / c["query_pre_attn_scalar"])
-        add(w, to, values, Q.F32 if values.ndim == 1 else Q.BF16)
+        add(w, to, values, Q.F32 if values.ndim == 1 else kind)
     finish(w)
 
 
@@ -205,6 +206,7 @@ def main():
     os.makedirs(f"{models}/gguf", exist_ok=True)
     for name, arch in (("llama_untied", "llama"), ("qwen3", "qwen3"), ("gemma3", "gemma3")):
         convert(f"{models}/{name}", f"{models}/gguf/{name}.gguf", arch)
+    convert(f"{models}/qwen3", f"{models}/gguf/qwen3_q8_0.gguf", "qwen3", Q.Q8_0)
     layer = lambda name: int(name.split(".")[1]) if name.startswith("blk.") else 0
     plain = [Q.Q4_0, Q.Q4_1, Q.Q8_0, Q.Q5_0, Q.Q5_1, Q.F16, Q.BF16]
 

@@ -2,6 +2,7 @@
 
 formats.gguf: for every format a tensor NAME of random blocks and an F32 tensor NAME.f32 with the values that the gguf
 package's own dequantize gives for them; metadata of every type. split-0000N-of-00003.gguf: one model in three files.
+quantise.gguf: an F32 tensor "numbers", and "Q8_0" and "Q4_0", what the package's own quantize makes of it.
 sharded/ and single/: safetensors as their own library writes them.
 """
 import json
@@ -110,6 +111,28 @@ def safetensors_files():
     (sharded / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
+def quantise():
+    rng = np.random.default_rng(21)
+    blocks = rng.standard_normal((60, 32)) * 10 ** rng.uniform(-3, 1, (60, 1))
+    blocks[0] = 0
+    blocks[1] = 2.5
+    blocks[2] = np.arange(-16, 16) / 127 * 8  # halves of the scale
+    blocks[3] = 0
+    blocks[3, 7] = -3
+    blocks[4] = np.abs(blocks[4])
+    blocks[5, 20] = 30 * np.abs(blocks[5]).max()
+    numbers = blocks.astype(np.float32).reshape(4, -1)
+    w = GGUFWriter(here / "quantise.gguf", "llama")
+    w.add_tensor("numbers", numbers)
+    for kind in (Type.Q8_0, Type.Q4_0):
+        w.add_tensor(kind.name, quants.quantize(numbers, kind), raw_dtype=kind)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
 formats()
+quantise()
 split()
 safetensors_files()
