@@ -118,7 +118,7 @@ TEST(PlanQuantisation, KeepsRowsThatAreNotWholeGroups) {
 
 TEST(PlanQuantisation, RefusesWhereNothingIsLeft) {
   expect_error(plan_of(Fixture("gguf/random_llama_k.gguf"), Quantization::kInt8), ErrorKind::kUnsupported,
-               "quantization", "tensor blk.0.attn_q.weight is [256, 256] Q4_K in the file");
+               "quantization", "tensor blk.0.attn_v.weight is [128, 256] Q6_K in the file");
   Fixture fixture("qwen3");
   std::ranges::find(fixture.tensors.list, "lm_head.weight", &Tensor::name)->shape = {300, 60};
   expect_error(plan_of(fixture, Quantization::kNone, LmHeadQuantization::kInt8), ErrorKind::kUnsupported,

@@ -46,6 +46,7 @@ class Reader {
     request.sampling.temperature = 0;
     request.sampling.max_tokens = 1;
     request.sampling.prompt_logprobs = 0;
+    if (auto valid = engine::validate_request(request, core_->info()); !valid) stop(valid.error().message);
     core_->add(RequestId(1), std::move(request), [](Update) {}, engine::Core::Clock::now());
   }
 
@@ -109,8 +110,11 @@ Arguments parse(int argc, char** argv) {
 
 void measure(const Arguments& given) {
   std::ifstream file(given.golden);
-  auto tokens = nlohmann::json::parse(file)["nll"]["ids"].get<std::vector<TokenId>>();
+  const auto golden = nlohmann::json::parse(file, nullptr, false);
+  if (!golden.is_object() || !golden.contains("nll")) stop(given.golden + " is no golden file with nll");
+  auto tokens = golden["nll"]["ids"].get<std::vector<TokenId>>();
   tokens.resize(std::min(tokens.size(), given.tokens));
+  if (tokens.size() < 2) stop("--tokens must be at least 2");
   EngineOptions plain = given.options;
   plain.quantization = Quantization::kNone;
   plain.lm_head_quantization = LmHeadQuantization::kAuto;

@@ -66,7 +66,7 @@ def test_inspect_names_method_and_memory():
 
 @pytest.mark.parametrize("command", ["serve", "inspect", "bench"])
 def test_what_is_quantised_already_is_refused(command):
-    words = ("finds nothing to quantise", "tensor blk.0.attn_q.weight is [256, 256] Q4_K in the file", "without it")
+    words = ("finds nothing to quantise", "tensor blk.0.attn_v.weight is [128, 256] Q6_K in the file", "without it")
     assert_one_clear_line(run(command, QUANTISED, "--quantization", "int8"), "--quantization", *words)
     assert_one_clear_line(run(command, QUANTISED, "--lm_head_quantization", "int8"), "--lm-head-quantization", "Q6_K")
 

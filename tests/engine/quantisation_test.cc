@@ -122,7 +122,7 @@ void expect_refused(const EngineOptions& options, const std::string& option, con
 TEST(Quantisation, RefusesWhatIsQuantisedInTheFile) {
   for (Quantization quantization : {Quantization::kInt8, Quantization::kInt4})
     expect_refused(options_of("gguf/random_llama_k.gguf", quantization), "quantization",
-                   "tensor blk.0.attn_q.weight is [256, 256] Q4_K in the file");
+                   "tensor blk.0.attn_v.weight is [128, 256] Q6_K in the file");
   expect_refused(options_of("gguf/qwen3_q8_0.gguf", Quantization::kNone, LmHeadQuantization::kInt8),
                  "lm_head_quantization", "tensor output.weight is [300, 64] Q8_0 in the file");
   EngineOptions q8 = options_of("qwen3");
