@@ -89,7 +89,7 @@ struct ModelInfo {
   int64_t max_model_len;  // tokens, prompt and answer
   std::vector<TokenId> end_tokens;
   std::string fingerprint;  // weights, profile, cache and contract: equal fingerprints give equal bits
-  std::string isa;  // instruction set and its extensions, for example "avx512+amx_bf16+amx_int8"
+  std::string isa;          // instruction set and its extensions, for example "avx512+amx_bf16+amx_int8"
   int threads;
   size_t weight_bytes;
   size_t kv_cache_bytes;
