@@ -165,8 +165,8 @@ TEST(OpenCheckpoint, HandsOutQuantisedMatricesAsTensors) {
     const char* matrix;  // model.layers.0.mlp.up_proj.weight
     Profile profile;
   } cases[] = {{"llama_untied", "[64, 64] BF16", Profile::kBF16},
-               {"llama_awq", "[64, 64] AFFINE4", Profile::kQ8},
-               {"qwen3_packed", "[64, 64] AFFINE4", Profile::kQ8},
+               {"llama_awq", "[64, 64] Q5_0", Profile::kQ8},
+               {"qwen3_packed", "[64, 64] Q5_0", Profile::kQ8},
                {"llama_w8a8", "[64, 64] Q8_0", Profile::kQ8},
                {"gemma3_fp8", "[48, 64] BF16", Profile::kBF16}};
   for (const auto& c : cases) {

@@ -47,15 +47,15 @@ std::vector<Case> cases() {
   const auto symmetric = [](S& s) { s.symmetric = true; };
   const auto eight = [](S& s) { s.bits = 8; };
   return {
-      {"awq", kAwq, WeightFormat::kAffine4},
-      {"gptq4", kGptq, WeightFormat::kAffine4},
-      {"gptq4_wrapped", kGptq, WeightFormat::kAffine4},
-      {"gptq4_v2", with(kGptq, [](S& s) { s.zeros_less_one = false; }), WeightFormat::kAffine4},
+      {"awq", kAwq, WeightFormat::kQ5_0},
+      {"gptq4", kGptq, WeightFormat::kQ5_0},
+      {"gptq4_wrapped", kGptq, WeightFormat::kQ5_0},
+      {"gptq4_v2", with(kGptq, [](S& s) { s.zeros_less_one = false; }), WeightFormat::kQ5_0},
       {"gptq4_sym", with(with(kGptq, symmetric), [](S& s) { s.group_inputs.reset(); }), WeightFormat::kQ4_0},
       {"gptq4_order", kGptq, WeightFormat::kBF16},
       {"gptq8", with(kGptq, eight), WeightFormat::kAffine8},
       {"gptq8_sym", with(with(kGptq, eight), symmetric), WeightFormat::kQ8_0},
-      {"packed4", kPacked, WeightFormat::kAffine4},
+      {"packed4", kPacked, WeightFormat::kQ5_0},
       {"packed4_sym", with(kPacked, symmetric), WeightFormat::kQ4_0},
       {"packed4_fine", with(with(kPacked, symmetric), [](S& s) { s.group_inputs.reset(); }), WeightFormat::kAffine4},
       {"int8", kInt8, WeightFormat::kQ8_0},
@@ -184,7 +184,7 @@ TEST(QuantisedCheckpoint, HandOutMatricesInsteadOfTheirParts) {
   ASSERT_EQ((*tensors)->tensors().size(), 2U);
   const Tensor* matrix = (*tensors)->find("m.weight");
   ASSERT_NE(matrix, nullptr);
-  EXPECT_EQ(describe(*matrix), "[16, 64] AFFINE4");
+  EXPECT_EQ(describe(*matrix), "[16, 64] Q5_0");
   EXPECT_NE((*tensors)->find("norm.weight"), nullptr);
   for (const char* gone : {"m.qweight", "m.qzeros", "m.scales", "m.input_scale", "attn.k_scale"})
     EXPECT_EQ((*tensors)->find(gone), nullptr) << gone;
@@ -202,7 +202,7 @@ TEST(QuantisedCheckpoint, OfSeveralSchemesTakeTheOneThatFits) {
   const auto wide = with(kPacked, [](auto& s) { s.symmetric = true, s.group_inputs.reset(); });
   const auto tensors = open_quantised(content, {kPacked, kInt8, wide});
   ASSERT_TRUE(tensors) << tensors.error().message;
-  EXPECT_EQ(describe(*(*tensors)->find("m.weight")), "[16, 64] AFFINE4");
+  EXPECT_EQ(describe(*(*tensors)->find("m.weight")), "[16, 64] Q5_0");
   EXPECT_EQ(describe(*(*tensors)->find("other.weight")), "[16, 64] Q8_0");
   EXPECT_EQ(describe(*(*tensors)->find("wide.weight")), "[16, 64] Q4_0");
 }
@@ -220,7 +220,7 @@ TEST(QuantisedCheckpoint, AcceptGroupsThatSayNothingNew) {
   for (const std::string& groups : {neighbours, unset}) {
     const auto tensors = open_quantised(changed(gptq_parts(), "m.g_idx", {"I32", {64}, groups}), {kGptq});
     ASSERT_TRUE(tensors) << tensors.error().message;
-    EXPECT_EQ((*tensors)->find("m.weight")->format, WeightFormat::kAffine4);
+    EXPECT_EQ((*tensors)->find("m.weight")->format, WeightFormat::kQ5_0);
   }
   const auto tensors = open_quantised(changed(gptq_parts(), "m.g_idx", {"I32", {64}, {}, 0}), {kGptq});
   ASSERT_TRUE(tensors) << tensors.error().message;

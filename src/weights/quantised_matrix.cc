@@ -50,7 +50,9 @@ WeightFormat format_of(const MatrixParts& parts) {
   const QuantisationScheme& scheme = parts.scheme;
   if (scheme.layout == Layout::kFp8 || parts.input_groups) return WeightFormat::kBF16;
   const bool four = scheme.bits == 4;
-  if (!parts.zeros && all_exact_halves(parts.scales)) return four ? WeightFormat::kQ4_0 : WeightFormat::kQ8_0;
+  const bool halves = all_exact_halves(parts.scales);
+  if (halves && !parts.zeros) return four ? WeightFormat::kQ4_0 : WeightFormat::kQ8_0;
+  if (halves && four) return WeightFormat::kQ5_0;
   return four ? WeightFormat::kAffine4 : WeightFormat::kAffine8;
 }
 
@@ -150,6 +152,16 @@ void QuantisedMatrix::make_block(int64_t n, int64_t first, std::byte* block) con
     const uint16_t half = *exact_half(d);
     std::memcpy(block, &half, sizeof half);
     block += 2;
+  }
+  if (format_ == WeightFormat::kQ5_0) {  // the difference to the zero point plus 16: 1 to 31
+    uint32_t fifth = 0;
+    for (size_t i = 0; i < kBlock; ++i) {
+      codes[i] = static_cast<uint8_t>(codes[i] + 16 - zero(n, group));
+      fifth |= static_cast<uint32_t>(codes[i] >> 4) << i;
+      codes[i] &= 15;
+    }
+    std::memcpy(block, &fifth, sizeof fifth);
+    block += sizeof fifth;
   }
   if (parts_.scheme.bits == 4) {
     for (size_t i = 0; i < kBlock / 2; ++i) block[i] = static_cast<std::byte>(codes[i] | codes[i + kBlock / 2] << 4);

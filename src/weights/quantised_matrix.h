@@ -3,6 +3,7 @@
 // Its values are scale * (q - zero), or scale * x for an FP8 x. The format that the rows get keeps them exactly:
 //
 //   Q4_0, Q8_0          symmetric, every scale an fp16 number
+//   Q5_0                4 bits with zero points, which five bits hold the difference to, and scales like that
 //   AFFINE4, AFFINE8    other integers
 //   BF16                FP8, and inputs in groups that are no neighbours: each product is rounded to fp32, then to bf16
 //
