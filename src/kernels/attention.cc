@@ -199,7 +199,7 @@ class AttentionRun {
   size_t encoded_at(int row, size_t q_head) const {
     return (static_cast<size_t>(row) * q_heads_ + q_head) * encoded_bytes();
   }
-  size_t encoded_bytes() const { return (head_dim_ + kRule1Block - 1) / kRule1Block * kRule1Block * sizeof(float); }
+  size_t encoded_bytes() const { return (head_dim_ + kRule1Block - 1) / kRule1Block * kRule1Block * cache_.q_bytes; }
   float* out_row(int row, int q_head) const {
     return rows_.out + static_cast<size_t>(row) * rows_.out_stride + static_cast<size_t>(q_head) * head_dim_;
   }

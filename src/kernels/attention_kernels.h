@@ -81,8 +81,9 @@ struct WriteArgs {
 struct CacheKernels {
   void (*chunk)(const ChunkArgs& args);
   void (*write)(const WriteArgs& args);
-  // Makes a query row as QueryRow wants it, at most 4 bytes for each number of n rounded up to 32. Null: fp32 as it is.
+  // Makes a query row as QueryRow wants it, q_bytes for each number of n rounded up to 32. Null: fp32 as it is.
   void (*encode)(const float* x, int n, void* out);
+  size_t q_bytes;
   int tile_rows;  // that chunk() does best together
 };
 

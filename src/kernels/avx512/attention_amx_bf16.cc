@@ -7,6 +7,7 @@
 #include "kernels/avx512/math_lanes.h"
 #include "kernels/avx512/tile_config.h"
 #include "kernels/shared/attention_body.h"
+#include "kernels/shared/attention_write_body.h"
 
 namespace quire::kernels {
 namespace {
@@ -93,13 +94,11 @@ struct alignas(64) Queries {
 
   void gather(const ChunkArgs& a) {
     for (int b = 0; b * kBlock < a.head_dim; b++) {
+      const int left = a.head_dim - b * kBlock;
+      const __mmask32 there = left >= kBlock ? ~0U : (1U << left) - 1U;
       for (int r = 0; r < a.rows; r++) {
-        const float* q = static_cast<const float*>(a.row[r].q);
-        for (int i = 0; i < kBlock; i += Lanes::kCount) {
-          const int count = least(Lanes::kCount, a.head_dim - b * kBlock - i);
-          const Lanes x = count > 0 ? Lanes::load_part(q + b * kBlock + i, count) : Lanes::set(0);
-          TileWords::encode16(x, of[b][r], i);
-        }
+        const auto* q = static_cast<const uint16_t*>(a.row[r].q);
+        _mm512_store_si512(of[b][r], _mm512_maskz_loadu_epi16(there, q + b * kBlock));
       }
     }
   }
@@ -293,6 +292,8 @@ void clear_absent(const ChunkArgs& a, uint16_t (*p)[kSoftmaxChunk]) {
 }
 
 }  // namespace
+
+void attention_encode_amx_bf16(const float* x, int n, void* out) { encode_row<TileWords>(x, n, out); }
 
 void attention_chunk_amx_bf16(const ChunkArgs& a) {
   alignas(64) float s[kAttentionTileRows][kSoftmaxChunk];

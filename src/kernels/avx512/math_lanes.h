@@ -81,6 +81,12 @@ inline uint32_t bits_of(LaneMask m) { return m.v; }
 inline Lanes select(LaneMask m, Lanes yes, Lanes no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
 inline LaneInts select(LaneMask m, LaneInts yes, LaneInts no) { return {_mm512_mask_blend_epi32(m.v, no.v, yes.v)}; }
 
+// As math_body.h's, in one instruction behind the comparison.
+inline Lanes scaled_or_zero(Lanes p, LaneInts, Lanes rounded, Lanes x) {
+  const __mmask16 there = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+  return {_mm512_maskz_scalef_ps(there, p.v, rounded.v)};
+}
+
 inline float first_of(Lanes a) { return _mm512_cvtss_f32(a.v); }
 
 // The intrinsic reductions use this tree too, but do not promise it.

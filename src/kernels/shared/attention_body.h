@@ -461,9 +461,12 @@ inline void merge_states(float* to, SoftmaxState* state, const float* o, const S
     map_dims(head_dim, to, [o](int d, Lanes) { return Lanes::load(o + d); });
     return;
   }
-  const float top = state->m > more->m ? state->m : more->m;
-  const Lanes a = exp2_bounded(Lanes::set(state->m - top));
-  const Lanes b = exp2_bounded(Lanes::set(more->m - top));
+  // The greater one's factor is 2^0. Where both are infinite, everything is NaN already.
+  const bool higher = more->m > state->m;
+  const float top = higher ? more->m : state->m;
+  const Lanes factor = exp2_bounded(Lanes::set((higher ? state->m : more->m) - top));
+  const Lanes a = higher ? factor : Lanes::set(1);
+  const Lanes b = higher ? Lanes::set(1) : factor;
   *state = {top, first_of(fma(Lanes::set(more->l), b, mul(Lanes::set(state->l), a)))};
   map_dims(head_dim, to, [=](int d, Lanes x) { return fma(Lanes::load(o + d), b, mul(x, a)); });
 }

@@ -32,11 +32,19 @@ inline V scaled_exp2(I n, V f) {
   return from_bits(add(bits_of(p), shift_left<23>(n)));
 }
 
+// p * 2^n, of which the result is normal, or 0 where x is below -126; `rounded` is n too.
+template <class V, class I>
+inline V scaled_or_zero(V p, I n, V /*rounded*/, V x) {
+  return select(greater(V::set(-126), x), V::set(0), from_bits(add(bits_of(p), shift_left<23>(n))));
+}
+
 // x <= 128, or NaN, which stays NaN. Softmax needs no more.
 template <class V>
 inline V exp2_bounded(V x) {
   const auto n = to_ints(x);
-  return select(greater(V::set(-126), x), V::set(0), scaled_exp2(n, sub(x, to_floats(n))));
+  const V rounded = to_floats(n);
+  const V f = sub(x, rounded);
+  return scaled_or_zero(fma(polynomial(f, kExp2), f, V::set(1)), n, rounded, x);
 }
 
 template <class V>
