@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "cache/layout.h"
 #include "commands.h"
@@ -95,13 +97,14 @@ void print_plan(const engine::Outline& outline, const EngineOptions& options) {
   fmt::print("capacity       {:.1f} requests of {} tokens\n", plan.max_concurrency(), plan.max_model_len);
 }
 
-// What the options make of the weights, and how much memory they take then.
+// How the files keep quantised matrices; what the options make of the weights, and how much memory they take then.
 void print_quantisation(const engine::OpenedModel& model, const EngineOptions& options) {
+  if (!model.checkpoint.quantisation.empty()) fmt::print("               {}\n", model.checkpoint.quantisation);
   std::string methods;
   if (options.quantization != Quantization::kNone) methods = name_of(options.quantization);
   if (options.lm_head_quantization != LmHeadQuantization::kAuto)
     methods += fmt::format("{}LM head {}", methods.empty() ? "" : ", ", name_of(options.lm_head_quantization));
-  if (model.weight_bytes != model.file_bytes)
+  if (!methods.empty())
     fmt::print("quantization   {}: {:.1f} MiB\n", methods, mib(static_cast<int64_t>(model.weight_bytes)));
 }
 

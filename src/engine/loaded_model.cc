@@ -202,7 +202,7 @@ Result<OpenedModel> open_model(const EngineOptions& options) {
   if (!spec) return std::unexpected(spec.error());
   OpenedModel opened{.checkpoint = std::move(*checkpoint), .spec = std::move(*spec)};
   auto& tensors = opened.checkpoint.tensors;
-  opened.file_bytes = bytes_of(*tensors);
+  opened.file_bytes = weights::file_bytes(opened.checkpoint);
   opened.profile = options.profile.value_or(
       options.quantization == Quantization::kNone ? model::default_profile(opened.spec, *tensors) : Profile::kQ8);
   const bool int8_head = options.lm_head_quantization == LmHeadQuantization::kInt8;

@@ -246,6 +246,8 @@ Result<weights::Checkpoint> open_checkpoint(const std::filesystem::path& path) {
   auto tensors = weights::QuantisedCheckpoint::open(std::move(checkpoint->tensors), *checkpoint->safetensors, *schemes);
   if (!tensors) return std::unexpected(std::move(tensors.error()));
   checkpoint->tensors = std::move(*tensors);
+  for (const QuantisationScheme& scheme : *schemes)
+    checkpoint->quantisation += (checkpoint->quantisation.empty() ? "" : "; ") + describe(scheme);
   return checkpoint;
 }
 

@@ -176,6 +176,7 @@ TEST(OpenCheckpoint, HandsOutQuantisedMatricesAsTensors) {
     const auto matrix = checkpoint->tensors->require("model.layers.0.mlp.up_proj.weight");
     ASSERT_TRUE(matrix) << matrix.error().message;
     EXPECT_EQ(describe(**matrix), c.matrix);
+    EXPECT_EQ(checkpoint->quantisation.empty(), std::string_view(c.model) == "llama_untied");
     const auto spec = make_spec(*checkpoint);
     ASSERT_TRUE(spec) << spec.error().message;
     EXPECT_TRUE(check_names(*spec, *checkpoint->tensors));

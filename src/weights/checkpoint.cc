@@ -122,4 +122,15 @@ Result<Checkpoint> open_checkpoint(const fs::path& path) {
   return fs::is_directory(status) ? open_folder(path) : open_file(path);
 }
 
+size_t file_bytes(const Checkpoint& checkpoint) {
+  size_t total = 0;
+  if (checkpoint.safetensors != nullptr) {
+    for (std::string_view name : checkpoint.safetensors->names())
+      total += checkpoint.safetensors->stored(name)->data.size();
+  } else {
+    for (const Tensor& tensor : checkpoint.tensors->tensors()) total += tensor.bytes();
+  }
+  return total;
+}
+
 }  // namespace quire::weights

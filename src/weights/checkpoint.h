@@ -1,6 +1,7 @@
 // A Checkpoint is a model on disk, opened: its tensors and where its configuration is.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -19,13 +20,18 @@ struct Checkpoint {
   std::filesystem::path path;                     // the folder, or the .gguf file
   std::unique_ptr<TensorSource> tensors;          // never null
   const GgufFile* gguf = nullptr;                 // kGguf: `tensors` itself, with its metadata
-  const SafetensorsFiles* safetensors = nullptr;  // kHuggingFace: `tensors` itself, with tensors of any dtype
+  const SafetensorsFiles* safetensors = nullptr;  // kHuggingFace: what `tensors` reads, tensors of any dtype
   std::string config_json;                        // kHuggingFace: the text of config.json, not yet parsed
-  std::string generation_config_json;             // kHuggingFace: the text of generation_config.json, or empty
+  std::string quantisation;            // how the files keep quantised matrices, for people; empty: as GGUF, or none
+  std::string generation_config_json;  // kHuggingFace: the text of generation_config.json, or empty
 };
 
 // Opens a .gguf file, a folder with one .gguf model in it, or a folder with config.json and safetensors.
 // kNotFound, kUnsupported (nothing that is a model) or kCorruptFile.
+// Its tensors are those that files keep whole (model/open_checkpoint.h has the others).
 Result<Checkpoint> open_checkpoint(const std::filesystem::path& path);
+
+// Of all tensors in the checkpoint's files, of any dtype.
+size_t file_bytes(const Checkpoint& checkpoint);
 
 }  // namespace quire::weights

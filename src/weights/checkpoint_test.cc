@@ -24,6 +24,8 @@ TEST(OpenCheckpoint, ReadsAHuggingFaceFolder) {
   EXPECT_EQ(sharded->generation_config_json, "{\"eos_token_id\": 2}\n");
   EXPECT_NE(sharded->tensors->find("a.weight"), nullptr);
   const auto single = open_checkpoint(golden("single"));
+  // 6 F32, 4 F16, a scalar F32, and "ids", which no tensor of the source is.
+  EXPECT_EQ(file_bytes(*single), 24U + 8 + 4 + (*single).safetensors->stored("ids")->data.size());
   ASSERT_TRUE(single) << single.error().message;
   EXPECT_EQ(single->generation_config_json, "");
 }
