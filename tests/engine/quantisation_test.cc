@@ -1,6 +1,7 @@
 // Online quantisation through the whole engine: what it makes of a checkpoint, and how it is told apart.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -138,6 +139,21 @@ TEST(Quantisation, TakesTheFloatsOfAMixedFile) {
   EXPECT_NE(info_of(int8).fingerprint, info_of(plain).fingerprint);
   int8.quantization = Quantization::kInt4;
   EXPECT_GT(answers_of(int8).front().logits.size(), 0U);
+}
+
+// FP8 is BF16 once read: rows that are made are quantised like rows of a file.
+TEST(Quantisation, TakesWhatIsBF16OnceRead) {
+  const EngineOptions plain = options_of("gemma3_fp8"), int8 = options_of("gemma3_fp8", Quantization::kInt8);
+  EXPECT_LT(info_of(int8).weight_bytes, info_of(plain).weight_bytes);
+  EXPECT_NE(info_of(int8).fingerprint, info_of(plain).fingerprint);
+  const auto want = answers_of(plain), got = answers_of(int8);
+  double moved = 0, size = 0;
+  for (size_t t = 0; t < want[1].logits.at(32).size(); ++t) {
+    moved += std::pow(static_cast<double>(want[1].logits.at(32)[t]) - static_cast<double>(got[1].logits.at(32)[t]), 2);
+    size += std::pow(static_cast<double>(want[1].logits.at(32)[t]), 2);
+  }
+  EXPECT_GT(moved, 0);
+  EXPECT_LT(std::sqrt(moved / size), 0.15);
 }
 
 }  // namespace
