@@ -97,15 +97,14 @@ void print_plan(const engine::Outline& outline, const EngineOptions& options) {
   fmt::print("capacity       {:.1f} requests of {} tokens\n", plan.max_concurrency(), plan.max_model_len);
 }
 
-// How the files keep quantised matrices; what the options make of the weights, and how much memory they take then.
+// How the files keep quantised matrices, and what the options make of the weights.
 void print_quantisation(const engine::OpenedModel& model, const EngineOptions& options) {
   if (!model.checkpoint.quantisation.empty()) fmt::print("               {}\n", model.checkpoint.quantisation);
   std::string methods;
   if (options.quantization != Quantization::kNone) methods = name_of(options.quantization);
   if (options.lm_head_quantization != LmHeadQuantization::kAuto)
     methods += fmt::format("{}LM head {}", methods.empty() ? "" : ", ", name_of(options.lm_head_quantization));
-  if (!methods.empty())
-    fmt::print("quantization   {}: {:.1f} MiB\n", methods, mib(static_cast<int64_t>(model.weight_bytes)));
+  if (!methods.empty()) fmt::print("quantization   {}\n", methods);
 }
 
 }  // namespace
@@ -121,7 +120,8 @@ int inspect(const InspectFlags& flags) {
   fmt::print("model          {}\n", flags.engine.model.string());
   fmt::print("architecture   {}, {} layers, hidden size {}, vocabulary {}\n", spec.architecture, spec.layers.size(),
              spec.hidden_size, spec.vocab_size);
-  fmt::print("weights        {:.1f} MiB in the file\n", mib(static_cast<int64_t>(opened->file_bytes)));
+  fmt::print("weights        {:.1f} MiB in the file, {:.1f} MiB in memory\n",
+             mib(static_cast<int64_t>(opened->file_bytes)), mib(static_cast<int64_t>(opened->weight_bytes)));
   print_quantisation(*opened, flags.engine);
   fmt::print("profile        {}\n", name_of(outline->profile));
   fmt::print("length         {} tokens (the model's own: {})\n", outline->plan.max_model_len, spec.max_positions);

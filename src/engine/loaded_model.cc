@@ -108,12 +108,6 @@ Result<void> check_options(const EngineOptions& options) {
   return {};
 }
 
-size_t bytes_of(const weights::TensorSource& tensors) {
-  size_t total = 0;
-  for (const auto& tensor : tensors.tensors()) total += tensor.bytes();
-  return total;
-}
-
 // What quantisation leaves as it is, for people.
 std::string notice_of(const model::QuantisationPlan& plan) {
   if (plan.kept.empty()) return {};
@@ -213,7 +207,7 @@ Result<OpenedModel> open_model(const EngineOptions& options) {
     opened.notice = notice_of(*plan);
   }
   opened.spec.head.keeps_integers = int8_head && opened.profile == Profile::kBF16;
-  opened.weight_bytes = bytes_of(*tensors);
+  opened.weight_bytes = model::memory_of(opened.spec, *tensors, opened.profile);
   return opened;
 }
 

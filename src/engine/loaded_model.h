@@ -50,7 +50,7 @@ struct OpenedModel {
   model::ModelSpec spec;
   Profile profile = Profile::kF32;
   size_t file_bytes = 0;    // of all tensors as they lie in the files
-  size_t weight_bytes = 0;  // of all tensors as they are read, quantised where the options say so
+  size_t weight_bytes = 0;  // that they will take in memory
   std::string notice = {};  // for people, of quantisation; may be empty
 };
 

@@ -270,6 +270,12 @@ Layout layout_for(WeightFormat format, WeightTarget target) {
   return Layout::kBF16;
 }
 
+size_t packed_bytes(const weights::Tensor& tensor, WeightTarget target) {
+  const Layout layout = layout_for(tensor.format, target);
+  const auto rows = static_cast<size_t>(tensor.shape[0]), columns = static_cast<size_t>(panel_columns(layout));
+  return (rows + columns - 1) / columns * panel_bytes(layout, static_cast<size_t>(tensor.shape[1]));
+}
+
 int slice_count(WeightFormat format, int inputs, int unit) {
   QUIRE_CHECK(inputs > 0 && unit > 0);
   int slices = kMaxSlices;

@@ -53,6 +53,9 @@ Layout layout_for(weights::WeightFormat format, WeightTarget target);
 // a kv-head group's inputs; 1 if any will do) and whole blocks of the format, of 32 inputs at least.
 int slice_count(weights::WeightFormat format, int inputs, int unit);
 
+// What pack() makes of a matrix alone, in bytes.
+size_t packed_bytes(const weights::Tensor& tensor, WeightTarget target);
+
 struct PackSource {
   const weights::Tensor* tensor = nullptr;  // a matrix [rows, K]
   // Row n of the packed matrix (counted from this source's first) is this row of the tensor; empty: n itself.

@@ -360,6 +360,19 @@ Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tens
   return quantised ? Profile::kQ8 : Profile::kBF16;
 }
 
+size_t memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile) {
+  size_t total = 0;
+  for_each_tensor(spec, [&](const std::string& name) {
+    const weights::Tensor* tensor = tensors.find(name);
+    if (tensor == nullptr) return;
+    const bool integers = spec.head.keeps_integers && name == spec.head.parts.front().tensor;
+    const auto target = integers ? kernels::WeightTarget::kNative : target_of(profile);
+    total += tensor->shape.size() == 2 ? kernels::packed_bytes(*tensor, target)
+                                       : static_cast<size_t>(tensor->elements()) * sizeof(float);
+  });
+  return total;
+}
+
 Result<void> check_names(const ModelSpec& spec, const weights::TensorSource& tensors) {
   if (auto more = refuse_more_layers(spec, tensors); !more) return more;
   if (auto unread = refuse_unread(spec, tensors); !unread) return unread;

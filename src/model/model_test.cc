@@ -439,6 +439,21 @@ TEST(Load, ReadsEveryFixture) {
   }
 }
 
+// What is planned with before a tensor is read: padding and norms aside it is what loading takes.
+TEST(Load, MemoryIsKnownBefore) {
+  for (const char* model : {"llama_untied", "gemma3", "llama_w8a8", "gguf/random_llama_k.gguf"}) {
+    for (Profile profile : {Profile::kF32, Profile::kBF16, Profile::kQ8}) {
+      SCOPED_TRACE(std::string(model) + " " + std::string(name_of(profile)));
+      Fixture fixture(model);
+      const auto loaded = fixture.load(profile);
+      if (!loaded) continue;  // q8 of floats
+      const size_t known = memory_of(loaded->spec, fixture.tensors, profile);
+      EXPECT_GE(known, loaded->weight_bytes);
+      EXPECT_LT(static_cast<double>(known), 1.3 * static_cast<double>(loaded->weight_bytes));
+    }
+  }
+}
+
 TEST(Load, NamesAMissingTensor) {
   for (const char* name : {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight",
                            "model.layers.2.self_attn.k_proj.weight", "model.layers.4.mlp.down_proj.weight"}) {

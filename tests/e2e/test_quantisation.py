@@ -37,18 +37,17 @@ def test_every_method_is_served_and_has_a_fingerprint_of_its_own():
 
 
 def weights_of(*flags):
-    """What inspect says of the weights: MiB in the file and once quantised (or None), its method, and the profile."""
+    """What inspect says of the weights: MiB in the file and in memory, the method, and the profile."""
     result = run("inspect", TINY, *flags, "--kv-cache-memory-bytes", 1 << 20)
     assert result.returncode == 0, result.stderr
     lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in result.stdout.splitlines() if re.match(r"\w+\s{2,}", line))
-    method, _, size = lines.get("quantization", "").partition(": ")
-    file = float(lines["weights"].split(" MiB")[0])
-    return file, float(size.split(" MiB")[0]) if size else None, method, lines["profile"]
+    file, memory = re.fullmatch(r"([\d.]+) MiB in the file, ([\d.]+) MiB in memory", lines["weights"]).groups()
+    return float(file), float(memory), lines.get("quantization", ""), lines["profile"]
 
 
 def test_inspect_names_method_and_memory():
-    file, *nothing = weights_of()
-    assert nothing == [None, "", "bf16"]
+    file, plain, *rest = weights_of()
+    assert rest == ["", "bf16"]
     expected = {
         "int8": ("int8", "q8"),
         "int4": ("int4", "q8"),
@@ -59,7 +58,8 @@ def test_inspect_names_method_and_memory():
     for name, says in expected.items():
         size, sizes[name], *rest = weights_of(*METHODS[name])
         assert size == file and tuple(rest) == says, name
-    assert sizes["int4"] < sizes["int8"] < file
+    assert sizes["int4"] <= sizes["int8"] < plain
+    assert weights_of("--dtype", "float32")[1] > 1.5 * plain
     result = run("inspect", TINY, *METHODS["int8"], "--kv-cache-memory-bytes", 1 << 20)
     assert "notice         7 matrices stay as they are" in result.stdout  # rows of 80
 
