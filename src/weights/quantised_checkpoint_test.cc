@@ -207,6 +207,32 @@ TEST(QuantisedCheckpoint, OfSeveralSchemesTakeTheOneThatFits) {
   EXPECT_EQ(describe(*(*tensors)->find("wide.weight")), "[16, 64] Q4_0");
 }
 
+// Two of one kind that differ in the zero points alone: those say which it is, whatever comes first.
+TEST(QuantisedCheckpoint, OfSymmetricAndNotTakeTheOneThatFitsTheZeroPoints) {
+  const auto symmetric = [](auto& s) { s.symmetric = true; };
+  const auto fine = with(kInt8, [](auto& s) { s.symmetric = false; });
+  Content packed = packed_parts(), bytes = int8_parts();
+  packed["m.weight_zero_point"].fill = 0x33;
+  bytes["m.weight_zero_point"] = {"I8", {16, 1}, {}, 3};
+  for (bool first : {true, false}) {
+    SCOPED_TRACE(first ? "symmetric first" : "symmetric last");
+    const auto both = [&](const QuantisationScheme& asymmetric) {
+      std::vector<QuantisationScheme> schemes = {with(asymmetric, symmetric), asymmetric};
+      if (!first) std::ranges::reverse(schemes);
+      return schemes;
+    };
+    const auto format_of = [](const Content& content, const std::vector<QuantisationScheme>& schemes) {
+      const auto tensors = open_quantised(content, schemes);
+      EXPECT_TRUE(tensors) << tensors.error().message;
+      return tensors ? describe(*(*tensors)->find("m.weight")) : "";
+    };
+    EXPECT_EQ(format_of(packed, both(kPacked)), "[16, 64] Q5_0");
+    EXPECT_EQ(format_of(without(packed, "m.weight_zero_point"), both(kPacked)), "[16, 64] Q4_0");
+    EXPECT_EQ(format_of(bytes, both(fine)), "[16, 64] AFFINE8");
+    EXPECT_EQ(format_of(without(bytes, "m.weight_zero_point"), both(fine)), "[16, 64] Q8_0");
+  }
+}
+
 TEST(QuantisedCheckpoint, ShapesAreNumbersOfEitherSize) {
   const Written narrow = {"I32", {2}, numbers<int32_t>({16, 64})};
   const auto tensors = open_quantised(changed(packed_parts(), "m.weight_shape", narrow), {kPacked});
@@ -237,6 +263,37 @@ TEST(QuantisedCheckpoint, SymmetricZeroPointsAreWhatTheyMustBe) {
   for (const Written& wrong : {Written{"I32", {2, 2}, {}, 0x66}, Written{"I32", {2, 2}, mixed}})
     expect_error(open_quantised(changed(gptq_parts(), "m.qzeros", wrong), {symmetric}), kCorruptFile,
                  {"\"m.qzeros\"", "not all 8"});
+}
+
+TEST(QuantisedCheckpoint, ZeroPointsOfSymmetricMatricesMoveNothing) {
+  const auto packed = with(kPacked, [](auto& s) { s.symmetric = true; });
+  const auto zeros = [](const Content& content, const Written& tensor) {
+    return changed(content, "m.weight_zero_point", tensor);
+  };
+  const auto neutral = open_quantised(zeros(packed_parts(), {"I32", {2, 2}, {}, '\x88'}), {packed});
+  ASSERT_TRUE(neutral) << neutral.error().message;
+  EXPECT_EQ(describe(*(*neutral)->find("m.weight")), "[16, 64] Q4_0");
+  const auto bytes = open_quantised(zeros(int8_parts(), {"I8", {16, 1}, {}, 0}), {kInt8});
+  ASSERT_TRUE(bytes) << bytes.error().message;
+  EXPECT_EQ(describe(*(*bytes)->find("m.weight")), "[16, 64] Q8_0");
+
+  const std::string one = numbers<uint32_t>({0x88888888, 0x88888888, 0x88888888, 0x78888888});
+  for (const Written& wrong :
+       {Written{"I32", {2, 2}, {}, 0}, Written{"I32", {2, 2}, {}, 0x77}, Written{"I32", {2, 2}, one}})
+    expect_error(open_quantised(zeros(packed_parts(), wrong), {packed}), kCorruptFile,
+                 {"\"m.weight_zero_point\"", "not all 8"});
+  expect_error(open_quantised(zeros(int8_parts(), {"I8", {16, 1}, std::string(15, '\0') + '\1'}), {kInt8}),
+               kCorruptFile, {"\"m.weight_zero_point\"", "not all 0"});
+  expect_error(open_quantised(zeros(packed_parts(), {"I32", {16, 2}, {}, '\x88'}), {packed}), kCorruptFile,
+               {"\"m.weight_zero_point\"", "[2, 2] would fit"});
+
+  // Nine outputs: the second word of a group has one zero point.
+  Content nine = packed_parts();
+  nine["m.weight_packed"].shape = {9, 8};
+  nine["m.weight_scale"].shape = {9, 2};
+  nine["m.weight_shape"].data = numbers<int64_t>({9, 64});
+  const std::string filled = numbers<uint32_t>({0x88888888, 0x88888888, 8, 0xfffffff8});
+  EXPECT_TRUE(open_quantised(zeros(nine, {"I32", {2, 2}, filled}), {packed}));
 }
 
 TEST(QuantisedCheckpoint, DigestsFollowPartsAndMethod) {
@@ -376,8 +433,9 @@ TEST(QuantisedCheckpoint, AnyPartsAreRefusedOrRead) {
 TEST(QuantisedCheckpoint, ScalesMayBeAnything) {
   const auto symmetric = with(kPacked, [](auto& s) { s.symmetric = true; });
   for (const auto& scheme : {kPacked, symmetric}) {
-    const auto tensors =
-        open_quantised(changed(packed_parts(), "m.weight_scale", {"F32", {16, 2}, {}, -1}), {scheme});  // NaN
+    Content content = changed(packed_parts(), "m.weight_scale", {"F32", {16, 2}, {}, -1});  // NaN
+    if (scheme.symmetric) content.erase("m.weight_zero_point");
+    const auto tensors = open_quantised(content, {scheme});
     ASSERT_TRUE(tensors) << tensors.error().message;
     const Tensor& matrix = *(*tensors)->find("m.weight");
     EXPECT_EQ(matrix.format, WeightFormat::kAffine4);

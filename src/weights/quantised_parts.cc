@@ -147,33 +147,65 @@ class Finder {
 
   Result<void> read_zeros() {
     if (scheme().layout == Layout::kFp8) return {};
-    if (scheme().symmetric) return check_symmetric();
-    auto part = require(transposed() ? ".qzeros" : ".weight_zero_point");
+    const std::string_view suffix = transposed() ? ".qzeros" : ".weight_zero_point";
+    if (scheme().symmetric) {
+      const auto part = stored(suffix);
+      return part ? check_neutral(*part) : Result<void>();
+    }
+    auto part = require(suffix);
     if (!part) return std::unexpected(std::move(part.error()));
     parts_.zeros = *part;
-    if (auto ok = check_format(*part, {scheme().layout == Layout::kInt8 ? "I8" : "I32"}); !ok) return ok;
-    if (scheme().layout == Layout::kInt8) return check_grid(*part);
-    if (scheme().layout == Layout::kPacked)
-      return check_shape(*part, {round_up(parts_.rows, per_word()), parts_.groups});
-    if (parts_.rows % per_word() != 0)
-      return bad_part(parts_.integers, fmt::format("a multiple of {} outputs is needed", per_word()));
-    return check_shape(*part, {parts_.groups, parts_.rows / per_word()});
+    return check_zeros(*part);
   }
 
-  // Symmetric GPTQ files carry zero points all the same. There are writers that do not store them less one though the
-  // configuration says so: the value that they mean is known.
-  Result<void> check_symmetric() const {
-    const auto part = scheme().layout == Layout::kGptq ? stored(".qzeros") : std::nullopt;
-    if (!part) return {};
-    if (auto ok = check_format(*part, {"I32"}); !ok) return ok;
+  Result<void> check_zeros(const StoredTensor& part) const {
+    if (auto ok = check_format(part, {scheme().layout == Layout::kInt8 ? "I8" : "I32"}); !ok) return ok;
+    if (scheme().layout == Layout::kInt8) return check_grid(part);
+    if (scheme().layout == Layout::kPacked)
+      return check_shape(part, {round_up(parts_.rows, per_word()), parts_.groups});
+    if (parts_.rows % per_word() != 0)
+      return bad_part(parts_.integers, fmt::format("a multiple of {} outputs is needed", per_word()));
+    return check_shape(part, {parts_.groups, parts_.rows / per_word()});
+  }
+
+  // Symmetric files may carry zero points all the same, but none that would move a value.
+  Result<void> check_neutral(const StoredTensor& part) const {
+    if (auto ok = check_zeros(part); !ok) return ok;
+    const bool int8 = scheme().layout == Layout::kInt8;
+    const bool neutral = int8                                 ? all_zero(part)
+                         : scheme().layout == Layout::kPacked ? all_half(part)
+                                                              : all_half_or_less_one(part);
+    if (neutral) return {};
+    return bad_part(part, fmt::format("the configuration says symmetric, but its zero points are not all {}",
+                                      int8 ? 0 : 1 << (scheme().bits - 1)));
+  }
+
+  static bool all_zero(const StoredTensor& part) {
+    return std::ranges::all_of(part.data, [](std::byte zero) { return zero == std::byte{0}; });
+  }
+
+  // kPacked: what fills up the last word of a group may be anything.
+  bool all_half(const StoredTensor& part) const {
+    const int bits = scheme().bits;
+    const uint32_t mask = (1U << bits) - 1, half = 1U << (bits - 1);
+    for (int64_t n = 0; n < parts_.rows; ++n) {
+      const int64_t first = n / per_word() * parts_.groups, place = n % per_word() * bits;
+      for (int64_t group = 0; group < parts_.groups; ++group)
+        if ((load<uint32_t>(part.data, static_cast<size_t>(first + group)) >> place & mask) != half) return false;
+    }
+    return true;
+  }
+
+  // There are writers of GPTQ that do not store zero points less one though the configuration says so: the value that
+  // they mean is known.
+  bool all_half_or_less_one(const StoredTensor& part) const {
     const uint32_t ones = scheme().bits == 4 ? 0x11111111U : 0x01010101U;
     const uint32_t half = ones << (scheme().bits - 1);
-    const auto first = load<uint32_t>(part->data, 0);
-    bool same = first == half || first == half - ones;
-    for (size_t i = 1; i < part->data.size() / 4; ++i) same = same && load<uint32_t>(part->data, i) == first;
-    if (same) return {};
-    return bad_part(
-        *part, fmt::format("the configuration says sym, but its zero points are not all {}", 1 << (scheme().bits - 1)));
+    const auto first = load<uint32_t>(part.data, 0);
+    if (first != half && first != half - ones) return false;
+    for (size_t i = 1; i < part.data.size() / 4; ++i)
+      if (load<uint32_t>(part.data, i) != first) return false;
+    return true;
   }
 
   Result<void> read_input_groups() {
