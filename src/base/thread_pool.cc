@@ -134,8 +134,8 @@ void ThreadPool::reset_pieces() {
   for (Shared::Part& part : shared_->parts) part.next_piece.store(0, std::memory_order_relaxed);
 }
 
-int ThreadPool::take_piece(int worker) {
-  return shared_->parts[static_cast<size_t>(worker)].next_piece.fetch_add(1, std::memory_order_relaxed);
+int ThreadPool::take_piece(int share) {
+  return shared_->parts[static_cast<size_t>(share)].next_piece.fetch_add(1, std::memory_order_relaxed);
 }
 
 void ThreadPool::run_erased(Erased function, void* context) {

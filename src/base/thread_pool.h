@@ -6,7 +6,7 @@
 // stall. Every worker computes with flush-to-zero and denormals-are-zero (docs/determinism.md, rule 12), and so does a
 // caller from its first run().
 //
-// One thread at a time may call run(); calls do not nest. The function must not throw.
+// One thread at a time may call run() or what is made of it; calls do not nest. The function must not throw.
 #pragma once
 
 #include <memory>
@@ -37,15 +37,16 @@ class ThreadPool {
                const_cast<void*>(static_cast<const void*>(std::addressof(f))));
   }
 
-  // Each worker's part comes in pieces 0..pieces-1, begun in order; a worker that is done with its own takes those that
-  // others have not begun. Calls f(worker, piece) once for each, and returns when all have returned.
+  // Each worker has a share of pieces 0..pieces-1, begun in order; one that is done with its own takes those that
+  // others have not begun. Calls f(share, piece) once for each, and returns when all have returned. A share names work,
+  // not the thread that does it: two may do pieces of one at once.
   template <class F>
   void run_pieces(int pieces, F&& f) {
     reset_pieces();
     run([&](int worker) {
       for (int i = 0; i < size_; i++) {
-        const int of = worker + i < size_ ? worker + i : worker + i - size_;
-        for (int piece = take_piece(of); piece < pieces; piece = take_piece(of)) f(of, piece);
+        const int share = worker + i < size_ ? worker + i : worker + i - size_;
+        for (int piece = take_piece(share); piece < pieces; piece = take_piece(share)) f(share, piece);
       }
     });
   }
@@ -78,7 +79,7 @@ class ThreadPool {
   void run_erased(Erased function, void* context);
   void run_inline_setup();
   void reset_pieces();
-  int take_piece(int worker);
+  int take_piece(int share);
 
   struct Shared;
   int size_;

@@ -20,7 +20,7 @@ size_t row_bytes(ActivationKind kind, int inputs) {
   return groups * (kind == ActivationKind::kInt8 ? kGroupRowBytes : kGroup * sizeof(float));
 }
 
-constexpr size_t kBlockBytes = kGroup * 2;  // of one row and block of bf16 in wide tiles
+constexpr size_t kRowBlockBytes = kGroup * 2;  // of one row and block of bf16 in wide tiles
 
 // From how many rows on they are multiplied in wide tiles.
 int least_wide_rows(const KernelTable& table, ActivationKind kind) {
@@ -121,7 +121,7 @@ void run_tile(const Product& x, int panel, int tile, size_t prefetch) {
 
 // Sums of several tiles of a panel: they share what is unpacked of its weights. A few tiles always do.
 constexpr int kFewTiles = 4;
-constexpr int kTileSums = kWideRows * 64;  // at most, of a slice
+constexpr int kTileSums = kWideRows * 32;  // at most, of a slice
 constexpr int kManySums = 16 * 1024;       // for as many tiles as fit
 
 // The packed groups that come after those at work: of this panel, or of the next one.
@@ -140,15 +140,17 @@ class PanelProduct {
         groups_(padded_inputs(product.w.layout(), static_cast<size_t>(product.w.inputs())) / kGroup) {}
 
   void run(const GemmPart& part) {
+    if (part.panel_begin == part.panel_end || part.tile_begin == part.tile_end) return;
     const int most = std::max(kFewTiles, kManySums / (x_.w.slices() * tile_sums()));
     alone_ = part.tile_end - part.tile_begin == 1;
+    kernels_.enter(x_.w.layout());
     for (int p = part.panel_begin; p < part.panel_end; p++) {
       for (int t = part.tile_begin; t < part.tile_end; t += most) {
         const int end = std::min(t + most, part.tile_end);
         run(p, t, end, end == part.tile_end && p + 1 < part.panel_end);
       }
     }
-    if (rows_ != 0) kernels_.leave();
+    kernels_.leave();
   }
 
  private:
@@ -178,10 +180,9 @@ class PanelProduct {
       kernels_.unpack[layout_]({x_.w.panel(panel), first, last, weights});
       for (int t = begin; t < end; t++) {
         if (last == groups_) fetch_output(x_, panel, t);
-        enter(x_.rows(t));
         const size_t fetched = std::min(static_cast<size_t>(t - begin) * (last - first) * share, coming.size);
         kernels_.tile[layout_]({
-            .rows = rows_,
+            .rows = x_.rows(t),
             .first = first,
             .last = last,
             .slice = groups_ / static_cast<size_t>(x_.w.slices()),
@@ -198,18 +199,11 @@ class PanelProduct {
     for (int t = begin; t < end; t++) finish(x_, panel, t, sums(t));
   }
 
-  void enter(int rows) {
-    if (rows == rows_) return;
-    kernels_.enter(x_.w.layout(), rows);
-    rows_ = rows;
-  }
-
   const Product& x_;
   const PanelKernels& kernels_;
   size_t layout_;
   size_t groups_;
   bool alone_ = false;
-  int rows_ = 0;  // of the tiles that the kernels are set up for
 };
 
 // bf16 in wide tiles, for one thread.
@@ -321,7 +315,7 @@ void Activations::set_row(const KernelTable& table, const float* x, int m) {
     case ActivationKind::kBF16:
       if (wide_) {
         const auto slots = static_cast<size_t>(wide_bf16_slots(rows_));
-        table.wide_bf16->round_row(x, inputs_, start + r * kBlockBytes, slots * kBlockBytes);
+        table.wide_bf16->round_row(x, inputs_, start + r * kRowBlockBytes, slots * kRowBlockBytes);
       } else {
         table.gemm->round_row_bf16(x, inputs_, row);
       }
@@ -381,8 +375,8 @@ void gemm_panels(const KernelTable& table, const PackedMatrix& w, const Activati
 void gemm(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
           ThreadPool& pool) {
   check_call(w, a, output);
-  pool.run_pieces(kPieces, [&](int worker, int piece) {
-    gemm_panels(table, w, a, output, piece_of(gemm_part(w, a, output, worker, pool.size()), piece));
+  pool.run_pieces(kPieces, [&](int share, int piece) {
+    gemm_panels(table, w, a, output, piece_of(gemm_part(w, a, output, share, pool.size()), piece));
   });
 }
 

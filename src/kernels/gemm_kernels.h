@@ -108,9 +108,8 @@ struct PanelKernels {
   int least_rows;  // fewer are multiplied as well by GemmKernels
   size_t groups;   // multiplied at a time for several tiles: caches should hold their weights
 
-  // Around any number of tiles of one layout, in the thread that computes them; enter() again before tiles of another
-  // number of rows.
-  void (*enter)(Layout layout, int rows);
+  // Around any number of tiles of one layout, in the thread that computes them.
+  void (*enter)(Layout layout);
   void (*leave)();
   // Indexed by Layout; null for layouts of another kind of activations, and those that GemmKernels multiply as well.
   void (*unpack[kLayouts])(const UnpackArgs& args);

@@ -301,7 +301,7 @@ inline PanelKernels unpacked_kernels() {
   PanelKernels k{};
   k.least_rows = kTileRows + 1;
   k.groups = 16;
-  k.enter = [](Layout, int) {};
+  k.enter = [](Layout) {};
   k.leave = [] {};
   set_unpacked<Layout::kInt2Sub>(k);
   set_unpacked<Layout::kInt3Sub>(k);

@@ -19,7 +19,7 @@ constexpr size_t kSubInputs = kGroup / 2;  // that share a factor
 constexpr TileConfig kWholeGroups = tile_config(kWideRows, kGroup);
 constexpr TileConfig kHalfGroups = tile_config(kWideRows, kSubInputs);
 
-void enter(Layout layout, int) { _tile_loadconfig(has_sub(layout) ? &kHalfGroups : &kWholeGroups); }
+void enter(Layout layout) { _tile_loadconfig(has_sub(layout) ? &kHalfGroups : &kWholeGroups); }
 void leave() { _tile_release(); }
 
 // Tile numbers are part of an instruction, so each of these is four.

@@ -23,7 +23,7 @@ constexpr int kHalf = kColumns / 2;
 constexpr int kPairRows = 2 * kWideRows;
 constexpr size_t kSumSize = size_t{kPairRows} * kHalf;
 
-// The compiler is not told that tiles are loaded from memory: what was stored for them must be there before.
+// The compiler is not told that tiles are stored to memory: what is read of them must not be read before.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
 
 // Blocks of weights, and of one tile of rows or two.
@@ -214,8 +214,9 @@ class Product {
   Ahead ahead(const Chunk& c, int row, int half, const std::byte* weights, size_t bytes) const {
     const size_t first = c.begin * out_rows_;
     const bool any = first < kPairRows && t_.out.columns > half * kHalf;
+    if (!any) return {weights, bytes, nullptr, 0, 0};
     const float* out = t_.out.out + (static_cast<size_t>(row) + first) * t_.out.out_stride + half * kHalf;
-    return {weights, bytes, out, t_.out.out_stride, any ? out_rows_ : 0};
+    return {weights, bytes, out, t_.out.out_stride, out_rows_};
   }
 
   void finish_tile(int row) const {

@@ -180,7 +180,8 @@ __attribute__((always_inline)) inline void add_step(const GroupRows& rows, const
   }
 }
 
-// What is added to weights to multiply them unsigned: unpacked ones take an offset whose sum a record has.
+// What is added to weights to multiply them unsigned. Those of 5 bits are unpacked with one whose sum a record has as
+// it is: their offset of 16 would cost a multiplication for each row and group.
 template <Layout L, Source S>
 constexpr int kOffset = S == Source::kUnpacked && L == Layout::kInt5 ? 128 : weight_offset(L);
 

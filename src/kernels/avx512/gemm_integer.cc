@@ -188,7 +188,7 @@ const PanelKernels& unpacked_kernels_avx512() {
     PanelKernels k{};
     k.least_rows = kTileRows + 1;
     k.groups = 16;  // some 22 KB, which stay in the first-level cache
-    k.enter = [](Layout, int) {};
+    k.enter = [](Layout) {};
     k.leave = [] {};
     avx512::set_unpacked<Layout::kInt2Sub>(k);
     avx512::set_unpacked<Layout::kInt3Sub>(k);
