@@ -102,7 +102,9 @@ void print_quantisation(const engine::OpenedModel& model, const EngineOptions& o
   if (!model.checkpoint.quantisation.empty()) fmt::print("               {}\n", model.checkpoint.quantisation);
   std::string methods;
   if (options.quantization != Quantization::kNone) methods = name_of(options.quantization);
-  if (options.lm_head_quantization != LmHeadQuantization::kAuto)
+  const bool head =
+      options.quantization != Quantization::kNone || options.lm_head_quantization == LmHeadQuantization::kInt8;
+  if (head && options.lm_head_quantization != LmHeadQuantization::kAuto)
     methods += fmt::format("{}LM head {}", methods.empty() ? "" : ", ", name_of(options.lm_head_quantization));
   if (!methods.empty()) fmt::print("quantization   {}\n", methods);
 }

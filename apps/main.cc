@@ -1,12 +1,13 @@
 #include <cstdio>
 #include <exception>
 
+#include "base/utf8.h"
 #include "commands.h"
 
 namespace quire::apps {
 
 int report(const Error& error) {
-  std::fprintf(stderr, "quire: %s\n", in_flags(error).message.c_str());
+  std::fprintf(stderr, "quire: %s\n", one_line(in_flags(error).message).c_str());
   return error.kind == ErrorKind::kInternal ? 1 : 2;
 }
 

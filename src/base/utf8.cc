@@ -22,6 +22,34 @@ size_t sequence_length(std::string_view text) {
   return length;
 }
 
+// Marks and embeddings of right-to-left text: U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069.
+bool turns_direction(std::string_view sequence) {
+  if (sequence.size() != 3 || sequence[0] != '\xe2') return false;
+  const auto second = static_cast<uint8_t>(sequence[1]), third = static_cast<uint8_t>(sequence[2]);
+  if (second == 0x80) return third == 0x8e || third == 0x8f || (third >= 0xaa && third <= 0xae);
+  return second == 0x81 && third >= 0xa6 && third <= 0xa9;
+}
+
+// Appends the first character of `text` (not empty), or its bytes as \xNN if it cannot be shown or `escape` says so.
+// Returns its length.
+size_t append_shown(std::string_view text, bool escape, std::string& out) {
+  const size_t length = sequence_length(text);
+  const auto lead = static_cast<uint8_t>(text[0]);
+  const std::string_view character = text.substr(0, length == 0 ? 1 : length);
+  const bool shown = length != 0 && !(length == 1 && (lead < 0x20 || lead == 0x7f)) && !turns_direction(character);
+  if (shown && !escape) {
+    out += character;
+    return character.size();
+  }
+  for (const char c : character) {
+    const auto byte = static_cast<uint8_t>(c);
+    out += "\\x";
+    out += "0123456789abcdef"[byte >> 4];
+    out += "0123456789abcdef"[byte & 15];
+  }
+  return character.size();
+}
+
 }  // namespace
 
 bool is_utf8(std::string_view text) {
@@ -38,20 +66,26 @@ std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   while (!text.empty()) {
     if (out.size() > kMost) return out + "...\"";
-    const auto lead = static_cast<uint8_t>(text[0]);
-    const size_t length = sequence_length(text);
-    const bool plain = length > 1 || (length == 1 && lead >= 0x20 && lead != 0x7f && lead != '"' && lead != '\\');
-    if (plain) {
-      out += text.substr(0, length);
-      text.remove_prefix(length);
-    } else {
-      out += "\\x";
-      out += "0123456789abcdef"[lead >> 4];
-      out += "0123456789abcdef"[lead & 15];
-      text.remove_prefix(1);
-    }
+    const bool quoted = text[0] == '"' || text[0] == '\\';
+    text.remove_prefix(append_shown(text, quoted, out));
   }
   return out + '"';
+}
+
+std::string one_line(std::string_view message) {
+  constexpr size_t kFirst = 1500, kLast = 400;
+  std::string out;
+  while (!message.empty()) {
+    if (out.size() > kFirst && message.size() > kLast) {
+      message.remove_prefix(message.size() - kLast);
+      while (!message.empty() && (static_cast<uint8_t>(message[0]) & 0xc0) == 0x80) message.remove_prefix(1);
+      out += " [...] ";
+      while (!message.empty()) message.remove_prefix(append_shown(message, false, out));
+      break;
+    }
+    message.remove_prefix(append_shown(message, false, out));
+  }
+  return out;
 }
 
 }  // namespace quire

@@ -13,4 +13,8 @@ bool is_utf8(std::string_view text);
 // bytes as \xNN, the rest cut off with "...".
 std::string in_quotes(std::string_view text);
 
+// A message that may hold text from outside, as one line of at most about 2,000 bytes: control characters, what turns
+// the direction of writing, and malformed bytes as \xNN, what is too long without its middle.
+std::string one_line(std::string_view message);
+
 }  // namespace quire

@@ -39,5 +39,19 @@ TEST(Quoted, IsOneSafeLineOfBoundedLength) {
   EXPECT_TRUE(in_quotes(std::string(200, 'x')).ends_with("...\""));
 }
 
+TEST(OneLine, ShowsWhatCannotBeShownAndCutsTheMiddle) {
+  EXPECT_EQ(one_line("key \"a\" ü must be \\ 3"), "key \"a\" ü must be \\ 3");
+  EXPECT_EQ(one_line("a\nb\x1b[0m\xff"), "a\\x0ab\\x1b[0m\\xff");
+  EXPECT_EQ(one_line(std::string_view("a\0b", 3)), "a\\x00b");
+  EXPECT_EQ(one_line("\u202eabc"), "\\xe2\\x80\\xaeabc");
+  for (const char* many : {"x", "\n", "ü"}) {
+    std::string text = "begin ";
+    for (int i = 0; i < 100000; ++i) text += many;
+    const std::string line = one_line(text + " end");
+    EXPECT_LT(line.size(), 4000U);
+    EXPECT_TRUE(line.starts_with("begin ") && line.ends_with(" end") && is_utf8(line)) << many;
+  }
+}
+
 }  // namespace
 }  // namespace quire

@@ -206,6 +206,8 @@ Result<OpenedModel> open_model(const EngineOptions& options) {
     tensors = std::make_unique<weights::QuantisedSource>(std::move(tensors), plan->formats);
     opened.notice = notice_of(*plan);
   }
+  if (auto fits = model::check_profile(opened.spec, *tensors, opened.profile); !fits)
+    return std::unexpected(fits.error());
   opened.spec.head.keeps_integers = int8_head && opened.profile == Profile::kBF16;
   opened.weight_bytes = model::memory_of(opened.spec, *tensors, opened.profile);
   return opened;

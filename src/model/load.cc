@@ -384,11 +384,15 @@ Result<void> check_names(const ModelSpec& spec, const weights::TensorSource& ten
   return all;
 }
 
+Result<void> check_profile(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile) {
+  if (profile != Profile::kQ8 || default_profile(spec, tensors) == Profile::kQ8) return {};
+  return fail(ErrorKind::kUnsupported,
+              "profile q8 needs a quantised checkpoint, or quantization int8 or int4; use bfloat16 or float32",
+              "dtype");
+}
+
 Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context) {
-  if (profile == Profile::kQ8 && default_profile(spec, tensors) != Profile::kQ8)
-    return fail(ErrorKind::kUnsupported,
-                "profile q8 needs a quantised checkpoint, or quantization int8 or int4; use bfloat16 or float32",
-                "dtype");
+  if (auto fits = check_profile(spec, tensors, profile); !fits) return std::unexpected(fits.error());
   if (auto named = check_names(spec, tensors); !named) return std::unexpected(named.error());
   Model model;
   model.profile = profile;

@@ -81,6 +81,9 @@ size_t memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Pr
 // kNotFound or kUnsupported name the tensor at fault. Reads names alone.
 Result<void> check_names(const ModelSpec& spec, const weights::TensorSource& tensors);
 
+// kUnsupported, naming dtype, if the profile wants quantised weights and the spec's are floats.
+Result<void> check_profile(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile);
+
 struct LoadContext {
   Allocator& allocator;
   ThreadPool& pool;

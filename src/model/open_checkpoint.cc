@@ -184,6 +184,9 @@ Result<QuantisationScheme> read_weights(const Section& weights, bool packed) {
   return scheme;
 }
 
+// Every matrix is compared with each; recipes have a few.
+constexpr size_t kMostGroups = 64;
+
 Schemes read_compressed_tensors(const Section& section) {
   const Words kForms = {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized"};
   const Words kAllForms = {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"};
@@ -195,6 +198,9 @@ Schemes read_compressed_tensors(const Section& section) {
   if (!shared) return std::unexpected(shared.error());
   const auto names = section.inner("config_groups").names();
   if (!names) return std::unexpected(names.error());
+  if (names->size() > kMostGroups)
+    return unsupported(section.key("config_groups"), fmt::format("of {} groups", names->size()),
+                       fmt::format("of {} at most", kMostGroups));
   std::vector<QuantisationScheme> schemes;
   for (const std::string& name : *names) {
     const Section group = section.inner("config_groups").inner(name);

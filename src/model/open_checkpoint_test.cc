@@ -74,10 +74,16 @@ TEST(QuantisationSchemes, ThereMayBeSeveralOrNone) {
   Json mixed = compressed("mixed-precision", kInt4);
   mixed["config_groups"]["group_0"]["format"] = "pack-quantized";
   mixed["config_groups"]["group_1"] = {{"format", "int-quantized"}, {"weights", kInt8}};
+  Json many = mixed;
+  for (int i = 0; i < 64; ++i) many["config_groups"]["more_" + std::to_string(i)] = many["config_groups"]["group_0"];
   mixed["config_groups"]["attention"] = {{"weights", nullptr}, {"input_activations", {{"num_bits", 8}}}};
   EXPECT_EQ(text_of(schemes_of(mixed)),
             "pack-quantized, 4 bits, with zero points, groups of 64; "
             "int-quantized, 8 bits, symmetric, a scale for each output");
+  const auto refused = schemes_of(many);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("config_groups is of 66 groups"), std::string::npos)
+      << refused.error().message;
   for (const char* text : {"{}", R"({"quantization_config": null})"}) {
     const auto schemes = quantisation_schemes(*HuggingFaceConfig::parse(text, ""));
     ASSERT_TRUE(schemes);

@@ -54,6 +54,10 @@ def test_what_is_not_computed_is_refused_in_one_line(command, tmp_path):
         (folder / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
         return run(command, folder)
 
+    for hostile in ("awq\nnext", "\u202e\0awq", "x" * 100_000):
+        result = changed(quant_method=hostile)
+        assert_one_clear_line(result, "quantization_config/quant_method", "awq")
+        assert len(result.stderr) < 5000 and "\u202e" not in result.stderr
     assert_one_clear_line(changed(version="gemv"), "quantization_config/version", "gemv", "gemm")
     assert_one_clear_line(changed(quant_method="bitsandbytes"), "quantization_config/quant_method", "compressed-tensors")
     assert_one_clear_line(changed(group_size=64), ".scales", "[1, 64] would fit", "groups of 64")
