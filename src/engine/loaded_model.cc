@@ -10,7 +10,7 @@
 #include "model/open_checkpoint.h"
 #include "model/quantise.h"
 #include "weights/quantise.h"
-#include "weights/quantised_source.h"
+#include "weights/rounded_source.h"
 
 namespace quire::engine {
 namespace {
@@ -203,7 +203,7 @@ Result<OpenedModel> open_model(const EngineOptions& options) {
   if (options.quantization != Quantization::kNone || int8_head) {
     auto plan = model::plan_quantisation(opened.spec, *tensors, options.quantization, options.lm_head_quantization);
     if (!plan) return std::unexpected(plan.error());
-    tensors = std::make_unique<weights::QuantisedSource>(std::move(tensors), plan->formats);
+    tensors = std::make_unique<weights::RoundedSource>(std::move(tensors), plan->formats);
     opened.notice = notice_of(*plan);
   }
   if (auto fits = model::check_profile(opened.spec, *tensors, opened.profile); !fits)

@@ -11,13 +11,13 @@
 #include "model/spec.h"
 #include "quire/engine.h"
 #include "quire/error.h"
-#include "weights/quantised_source.h"
+#include "weights/rounded_source.h"
 
 namespace quire::model {
 
 struct QuantisationPlan {
-  weights::QuantisedSource::Formats formats;  // of the tensors to quantise
-  std::vector<std::string> kept;              // that stay floats, since their rows are not whole groups of 32
+  weights::RoundedSource::Formats formats;  // of the tensors to quantise
+  std::vector<std::string> kept;            // that stay floats, since their rows are not whole groups of 32
 };
 
 // One of `layers` and `head` asks for something. kUnsupported, naming the option, if nothing is left to quantise: what

@@ -130,7 +130,7 @@ TEST(Load, TellsOfAMissingTensorAlsoWhenQuantising) {
   std::erase_if(fixture.tensors.list, [](const Tensor& t) { return t.name == "model.layers.1.mlp.up_proj.weight"; });
   const auto plan = plan_of(fixture, Quantization::kInt8);
   ASSERT_TRUE(plan);
-  const weights::QuantisedSource source(std::make_unique<ListSource>(fixture.tensors), plan->formats);
+  const weights::RoundedSource source(std::make_unique<ListSource>(fixture.tensors), plan->formats);
   Allocator allocator;
   ThreadPool pool(1);
   expect_error(load_weights(*make_spec(fixture.checkpoint), source, Profile::kQ8, {allocator, pool}),

@@ -31,7 +31,7 @@ struct Checkpoint {
 // Its tensors are those that files keep whole (model/open_checkpoint.h has the others).
 Result<Checkpoint> open_checkpoint(const std::filesystem::path& path);
 
-// Of all tensors in the checkpoint's files, of any dtype.
+// Of all tensors in the checkpoint's files: of safetensors in any dtype, of GGUF in those formats that can be read.
 size_t file_bytes(const Checkpoint& checkpoint);
 
 }  // namespace quire::weights

@@ -59,7 +59,8 @@ const FormatInfo& format_info(WeightFormat format);
 bool is_quantised(WeightFormat format);
 
 // Widens whole blocks to fp32, with the bits of GGML's dequantize_row, also when denormals are flushed; but MXFP4's
-// scales below the smallest normal number count as zero. Affine values are rounded once, in the product.
+// scales below the smallest normal number count as zero. Affine values are rounded once, in the product; one
+// that is denormal, or whose scale is, is zero where denormals are flushed.
 // out.size() must be a multiple of block_elements, and `blocks` exactly the blocks of that many elements.
 void dequantise(WeightFormat format, std::span<const std::byte> blocks, std::span<float> out);
 

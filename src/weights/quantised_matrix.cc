@@ -144,9 +144,10 @@ void QuantisedMatrix::make_block(int64_t n, int64_t first, std::byte* block) con
   read_codes(n, first, codes);
   const int64_t group = group_of(first);
   const float d = scale(n, group);
+  const uint8_t z = zero(n, group);
   if (format_ == WeightFormat::kAffine4 || format_ == WeightFormat::kAffine8) {
     std::memcpy(block, &d, sizeof d);
-    block[4] = std::byte{zero(n, group)};
+    block[4] = std::byte{z};
     block += 5;
   } else {
     const uint16_t half = *exact_half(d);
@@ -156,7 +157,7 @@ void QuantisedMatrix::make_block(int64_t n, int64_t first, std::byte* block) con
   if (format_ == WeightFormat::kQ5_0) {  // the difference to the zero point plus 16: 1 to 31
     uint32_t fifth = 0;
     for (size_t i = 0; i < kBlock; ++i) {
-      codes[i] = static_cast<uint8_t>(codes[i] + 16 - zero(n, group));
+      codes[i] = static_cast<uint8_t>(codes[i] + 16 - z);
       fifth |= static_cast<uint32_t>(codes[i] >> 4) << i;
       codes[i] &= 15;
     }

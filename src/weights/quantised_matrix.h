@@ -21,6 +21,7 @@ namespace quire::weights {
 
 class QuantisedMatrix final : public RowSource {
  public:
+  // Reads all scales once: the format depends on them.
   explicit QuantisedMatrix(const MatrixParts& parts);
 
   WeightFormat format() const { return format_; }

@@ -17,7 +17,7 @@ using Layout = QuantisationScheme::Layout;
 
 constexpr int64_t kMostInputs = int64_t{1} << 30;
 
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+int64_t ceil_div(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 
 std::unexpected<Error> bad_part(const StoredTensor& part, std::string_view problem) {
   return fail(ErrorKind::kCorruptFile,
@@ -104,7 +104,7 @@ class Finder {
                   std::string(parts_.integers.name));
     parts_.rows = rows;
     parts_.cols = cols;
-    parts_.groups = round_up(cols, scheme().group_inputs.value_or(cols));
+    parts_.groups = ceil_div(cols, scheme().group_inputs.value_or(cols));
     return {};
   }
 
@@ -138,7 +138,7 @@ class Finder {
 
   // A value for each block of outputs and inputs; one for all may lack dimensions, one for each output the last.
   Result<void> check_grid(const StoredTensor& part) const {
-    const int64_t rows = scheme().group_rows == 0 ? 1 : round_up(parts_.rows, scheme().group_rows);
+    const int64_t rows = scheme().group_rows == 0 ? 1 : ceil_div(parts_.rows, scheme().group_rows);
     const bool one =
         rows == 1 && parts_.groups == 1 && (part.shape.empty() || std::ranges::equal(part.shape, Shape{1}));
     const bool column = parts_.groups == 1 && std::ranges::equal(part.shape, Shape{rows});
@@ -162,7 +162,7 @@ class Finder {
     if (auto ok = check_format(part, {scheme().layout == Layout::kInt8 ? "I8" : "I32"}); !ok) return ok;
     if (scheme().layout == Layout::kInt8) return check_grid(part);
     if (scheme().layout == Layout::kPacked)
-      return check_shape(part, {round_up(parts_.rows, per_word()), parts_.groups});
+      return check_shape(part, {ceil_div(parts_.rows, per_word()), parts_.groups});
     if (parts_.rows % per_word() != 0)
       return bad_part(parts_.integers, fmt::format("a multiple of {} outputs is needed", per_word()));
     return check_shape(part, {parts_.groups, parts_.rows / per_word()});

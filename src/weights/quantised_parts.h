@@ -4,9 +4,8 @@
 //            order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest four bits on
 //   kGptq    X.qweight [K / p, N], X.qzeros [G, N / p], X.scales [G, N], X.g_idx [K]: p = 32 / bits neighbouring inputs
 //            (of qzeros: outputs) in an I32, from the lowest bits on
-//   kPacked  X.weight_packed [N, K / p rounded up], X.weight_scale, X.weight_shape [2], X.weight_zero_point [N / p
-//   rounded
-//            up, G], X.weight_g_idx [K]: as kGptq, of compressed-tensors
+//   kPacked  X.weight_packed [N, K / p rounded up], X.weight_scale, X.weight_shape [2],
+//            X.weight_zero_point [N / p rounded up, G], X.weight_g_idx [K]: as kGptq, of compressed-tensors
 //   kInt8    X.weight I8, X.weight_scale, X.weight_zero_point I8 like the scale, X.weight_g_idx [K]
 //   kFp8     X.weight F8_E4M3, X.weight_scale or X.weight_scale_inv
 //

@@ -22,7 +22,8 @@ class RowSource {
  public:
   virtual ~RowSource() = default;
 
-  // Writes the blocks of row n, `blocks` being exactly as long as they are. The same bytes every time, from any thread.
+  // Writes the blocks of row n, `blocks` being exactly as long as they are. The same bytes every time, from any thread,
+  // but for values multiplied out (FP8, say) that are denormal or whose scale is: zero where denormals are flushed.
   virtual void make_row(int64_t n, std::span<std::byte> blocks) const = 0;
   // Adds all that the rows follow from: the method by name, and the bytes that it reads.
   virtual void add_to_digest(Sha256& hash) const = 0;

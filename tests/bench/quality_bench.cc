@@ -1,8 +1,7 @@
 // What a lossy option costs in quality: the same tokens through two engines of one model, position by position.
 //
-//   quality_bench MODEL GOLDEN [--quantization int8|int4] [--lm-head-quantization none|int8] [--dtype
-//   q8|bfloat16|float32]
-//                 [--tokens N]
+//   quality_bench MODEL GOLDEN [--quantization int8|int4] [--lm-head-quantization none|int8]
+//                 [--dtype bfloat16|float32] [--tokens N]
 //
 // GOLDEN is a file whose `nll.ids` are the tokens (tests/golden/models/real_*/golden.json), N of them at most. The
 // reference is the same model with no option. Prints the mean negative log-likelihood of both, the mean

@@ -131,14 +131,20 @@ TEST(Quantisation, RefusesWhatIsQuantisedInTheFile) {
   expect_refused(q8, "dtype", "or quantization int8 or int4");
 }
 
-// A file that is quantised in part: what floats it has become int8, the rest stays as it is.
+// A file that is quantised in part: what floats it has become int8 or int4, the rest stays as it is.
 TEST(Quantisation, TakesTheFloatsOfAMixedFile) {
   const EngineOptions plain = options_of("gguf/random_gemma3_mixed.gguf");
   EngineOptions int8 = options_of("gguf/random_gemma3_mixed.gguf", Quantization::kInt8);
+  EngineOptions int4 = int8;
+  int4.quantization = Quantization::kInt4;
   EXPECT_LT(info_of(int8).weight_bytes, info_of(plain).weight_bytes);
-  EXPECT_NE(info_of(int8).fingerprint, info_of(plain).fingerprint);
-  int8.quantization = Quantization::kInt4;
-  EXPECT_GT(answers_of(int8).front().logits.size(), 0U);
+  EXPECT_LT(info_of(int4).weight_bytes, info_of(int8).weight_bytes);
+  const std::set<std::string> fingerprints = {info_of(plain).fingerprint, info_of(int8).fingerprint,
+                                              info_of(int4).fingerprint};
+  EXPECT_EQ(fingerprints.size(), 3U);
+  std::set<std::vector<float>> logits;
+  for (const EngineOptions& options : {plain, int8, int4}) logits.insert(answers_of(options)[1].logits.at(32));
+  EXPECT_EQ(logits.size(), 3U);
 }
 
 // FP8 is BF16 once read: rows that are made are quantised like rows of a file.

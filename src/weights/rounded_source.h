@@ -1,4 +1,5 @@
-// A QuantisedSource is another source with some of its float tensors quantised: online quantisation.
+// A RoundedSource is another source with some of its float tensors rounded into blocks: online quantisation. (Matrices
+// that are quantised in their files are a QuantisedCheckpoint's.)
 //
 // Such a tensor keeps its name and shape; its rows are quantised when they are asked for, from the other source's,
 // which it owns. All other tensors are passed on as they are.
@@ -15,14 +16,14 @@
 
 namespace quire::weights {
 
-class QuantisedSource final : public TensorSource {
+class RoundedSource final : public TensorSource {
  public:
   using Formats = std::map<std::string, WeightFormat, std::less<>>;
 
   // `formats` names tensors of `from` that hold floats in rows of whole blocks of 32 (can_quantise), and what each
-  // becomes: kQ8_0 or kQ4_1.
-  QuantisedSource(std::unique_ptr<TensorSource> from, const Formats& formats);
-  ~QuantisedSource() override;
+  // becomes: kQ8_0 or kQ4_0.
+  RoundedSource(std::unique_ptr<TensorSource> from, const Formats& formats);
+  ~RoundedSource() override;
 
   const Tensor* find(std::string_view name) const override;
   std::span<const Tensor> tensors() const override { return tensors_; }
@@ -37,7 +38,7 @@ class QuantisedSource final : public TensorSource {
   std::map<std::string_view, const Tensor*> quantised_;
 };
 
-// Whether a QuantisedSource can take the tensor: floats in rows of whole blocks.
+// Whether a RoundedSource can take the tensor: floats in rows of whole blocks.
 bool can_quantise(const Tensor& tensor);
 
 }  // namespace quire::weights

@@ -1,4 +1,4 @@
-#include "weights/quantised_source.h"
+#include "weights/rounded_source.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 
 namespace quire::weights {
 
-class QuantisedSource::Rows final : public RowSource {
+class RoundedSource::Rows final : public RowSource {
  public:
   Rows(const Tensor& from, WeightFormat to) : from_(from), to_(to) {}
 
@@ -37,7 +37,7 @@ class QuantisedSource::Rows final : public RowSource {
   WeightFormat to_;
 };
 
-QuantisedSource::QuantisedSource(std::unique_ptr<TensorSource> from, const Formats& formats) : from_(std::move(from)) {
+RoundedSource::RoundedSource(std::unique_ptr<TensorSource> from, const Formats& formats) : from_(std::move(from)) {
   for (const Tensor& tensor : from_->tensors()) {
     const auto format = formats.find(tensor.name);
     if (format == formats.end()) {
@@ -53,14 +53,14 @@ QuantisedSource::QuantisedSource(std::unique_ptr<TensorSource> from, const Forma
     if (formats.contains(tensor.name)) quantised_.emplace(tensor.name, &tensor);
 }
 
-QuantisedSource::~QuantisedSource() = default;
+RoundedSource::~RoundedSource() = default;
 
-const Tensor* QuantisedSource::find(std::string_view name) const {
+const Tensor* RoundedSource::find(std::string_view name) const {
   const auto quantised = quantised_.find(name);
   return quantised == quantised_.end() ? from_->find(name) : quantised->second;
 }
 
-Result<const Tensor*> QuantisedSource::require(std::string_view name) const {
+Result<const Tensor*> RoundedSource::require(std::string_view name) const {
   const auto quantised = quantised_.find(name);
   return quantised == quantised_.end() ? from_->require(name) : quantised->second;
 }
