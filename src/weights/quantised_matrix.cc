@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -27,16 +28,10 @@ float float_of(const StoredTensor& tensor, size_t index) {
 
 // The fp16 number of that value, if there is one; finite numbers alone.
 std::optional<uint16_t> exact_half(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t sign = bits >> 16 & 0x8000U, exponent = bits >> 23 & 255U, mantissa = bits & 0x7fffffU;
-  uint32_t half = 0;
-  if (exponent > 112)
-    half = (exponent - 112) << 10 | mantissa >> 13;
-  else if (exponent > 102)  // a denormal of fp16
-    half = (mantissa | 0x800000U) >> (126 - exponent);
-  half |= sign;
-  const bool exact = exponent < 143 && std::bit_cast<uint32_t>(half_to_float(static_cast<uint16_t>(half))) == bits;
-  return exact ? std::optional(static_cast<uint16_t>(half)) : std::nullopt;
+  const uint16_t half = float_to_half(value);
+  const bool exact =
+      std::isfinite(value) && std::bit_cast<uint32_t>(half_to_float(half)) == std::bit_cast<uint32_t>(value);
+  return exact ? std::optional(half) : std::nullopt;
 }
 
 bool all_exact_halves(const StoredTensor& scales) {

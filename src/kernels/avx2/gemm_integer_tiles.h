@@ -6,6 +6,7 @@
 
 #include "kernels/avx2/gemm_dots.h"
 #include "kernels/avx2/gemm_tiles.h"
+#include "kernels/shared/panel_spans.h"
 
 namespace quire::kernels::avx2 {
 namespace {
@@ -114,13 +115,6 @@ struct Operands {
   const std::byte* panel;
   float* sums;
   const PanelTileArgs* unpacked = nullptr;  // if the source is that
-};
-
-// Groups of a slice.
-struct Span {
-  size_t first;
-  size_t last;
-  bool resume;  // the chains go on from the tile's sums: storing and reloading an fp32 sum is exact
 };
 
 // Memory gives more when lines are asked for so many bytes ahead than the hardware prefetcher asks for.
@@ -233,19 +227,9 @@ void tile(const TileArgs& t) {
 
 template <Layout L>
 void unpacked_tile(const PanelTileArgs& t) {
-  Operands operands{t.rows, t.a, t.panel, t.sums, &t};
-  const size_t slices = t.first / t.slice;
-  operands.sums += slices * static_cast<size_t>(t.rows * kColumns);
-  size_t slice_end = slices * t.slice;
-  bool resume = t.first != slice_end;
-  for (size_t first = t.first; first < t.last;) {
-    slice_end += t.slice;
-    const size_t last = slice_end < t.last ? slice_end : t.last;
-    run<L, Source::kUnpacked>(operands, {first, last, resume});
-    operands.sums += t.rows * kColumns;
-    first = last;
-    resume = false;
-  }
+  for_each_span(t, kColumns, [&](float* sums, const Span& span) {
+    run<L, Source::kUnpacked>({t.rows, t.a, t.panel, sums, &t}, span);
+  });
 }
 
 inline void store(std::byte* p, __m256i v) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }

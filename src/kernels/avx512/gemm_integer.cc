@@ -4,6 +4,7 @@
 // rows, but a pass over every other line of a panel defeats the hardware prefetcher.
 #include "kernels/avx512/gemm_tiles.h"
 #include "kernels/avx512/gemm_unpack.h"
+#include "kernels/shared/panel_spans.h"
 
 namespace quire::kernels::avx512 {
 namespace {
@@ -31,13 +32,6 @@ struct Operands {
   size_t prefetch;
   float* sums;
   const PanelTileArgs* unpacked = nullptr;  // if the source is that
-};
-
-// Groups of a slice.
-struct Span {
-  size_t first;
-  size_t last;
-  bool resume;  // the chains go on from the tile's sums: storing and reloading an fp32 sum is exact
 };
 
 template <Layout L, Source S, int kRows, int kVectors>
@@ -110,19 +104,9 @@ void tile(const TileArgs& t) {
 
 template <Layout L>
 void unpacked_tile(const PanelTileArgs& t) {
-  Operands operands{t.a, t.panel, 0, t.sums, &t};
-  const size_t slices = t.first / t.slice;
-  operands.sums += slices * static_cast<size_t>(t.rows * kColumns);
-  size_t slice_end = slices * t.slice;
-  bool resume = t.first != slice_end;
-  for (size_t first = t.first; first < t.last;) {
-    slice_end += t.slice;
-    const size_t last = slice_end < t.last ? slice_end : t.last;
-    kByRows<L, Source::kUnpacked>[t.rows - 1](operands, {first, last, resume});
-    operands.sums += t.rows * kColumns;
-    first = last;
-    resume = false;
-  }
+  for_each_span(t, kColumns, [&](float* sums, const Span& span) {
+    kByRows<L, Source::kUnpacked>[t.rows - 1]({t.a, t.panel, 0, sums, &t}, span);
+  });
 }
 
 template <Layout L>
