@@ -10,9 +10,12 @@
 
 #include "commands.h"
 #include "engine/core.h"
+#include "engine/loaded_model.h"
 
 namespace quire::apps {
 namespace {
+
+constexpr int kDecodePrompt = 16;
 
 struct Figure {
   std::string name;
@@ -118,23 +121,62 @@ void print(const std::vector<Figure>& figures, const BenchFlags& flags, const Mo
   fmt::print("{}\n", out.dump(2));
 }
 
+// Requests that run together, of `tokens` each.
+struct Test {
+  int requests;
+  int64_t tokens;
+};
+
+std::vector<Test> tests_of(const BenchFlags& flags) {
+  std::vector<Test> tests;
+  for (int prompt : flags.prompt_tokens)
+    if (prompt > 0) tests.push_back({1, prompt + 1});
+  if (flags.generated_tokens == 0) return tests;
+  for (int batch : flags.batch) tests.push_back({batch, kDecodePrompt + flags.generated_tokens});
+  for (int depth : flags.depth) tests.push_back({1, depth + flags.generated_tokens});
+  return tests;
+}
+
+// Bytes of KV cache that the largest of the tests fills. With no more the warm-up has touched it all, and what is timed
+// is an engine that has run for a while, not the kernel handing out pages.
+Result<size_t> cache_of(const engine::OpenedModel& model, EngineOptions options, const std::vector<Test>& tests) {
+  int64_t bytes = 0;
+  for (const Test& test : tests) {
+    options.max_model_len = test.tokens;
+    auto outline = engine::outline_model(model, options);
+    if (!outline) return std::unexpected(outline.error());
+    const int64_t blocks = test.requests * outline->plan.request_blocks() + 1;  // and the null block
+    bytes = std::max(bytes, blocks * outline->plan.bytes_per_block);
+  }
+  return static_cast<size_t>(bytes);
+}
+
+Result<std::unique_ptr<engine::Core>> load(const BenchFlags& flags, const std::vector<Test>& tests) {
+  EngineOptions options = flags.engine;
+  options.max_num_seqs = std::max(options.max_num_seqs, *std::ranges::max_element(flags.batch));
+  auto opened = engine::open_model(options);
+  if (!opened) return std::unexpected(opened.error());
+  const int64_t longest = tests.empty() ? 1 : std::ranges::max(tests, {}, &Test::tokens).tokens;
+  const int64_t allowed = std::min(options.max_model_len.value_or(longest), int64_t{opened->spec.max_positions});
+  if (longest > allowed)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("{} tokens are more than the model's length of {}", longest, allowed));
+  if (!options.kv_cache_bytes) {
+    auto bytes = cache_of(*opened, options, tests);
+    if (!bytes) return std::unexpected(bytes.error());
+    options.kv_cache_bytes = *bytes;
+    if (!options.max_model_len) options.max_model_len = longest;
+  }
+  auto model = engine::LoadedModel::load(*opened, options);
+  if (!model) return std::unexpected(model.error());
+  return engine::Core::create(std::move(*model), options);
+}
+
 }  // namespace
 
 int bench(const BenchFlags& flags) {
-  EngineOptions options = flags.engine;
-  options.max_num_seqs = std::max(options.max_num_seqs, *std::ranges::max_element(flags.batch));
-  auto model = engine::LoadedModel::load(options);
-  if (!model) return report(model.error());
-  auto core = engine::Core::create(std::move(*model), options);
+  auto core = load(flags, tests_of(flags));
   if (!core) return report(core.error());
-  constexpr int kDecodePrompt = 16;
-  int64_t longest = kDecodePrompt + flags.generated_tokens;
-  for (int prompt : flags.prompt_tokens) longest = std::max<int64_t>(longest, prompt + 1);
-  for (int depth : flags.depth) longest = std::max<int64_t>(longest, depth + flags.generated_tokens);
-  if (longest > (*core)->info().max_model_len)
-    return report({ErrorKind::kInvalidRequest, fmt::format("{} tokens are more than the model's length of {}", longest,
-                                                           (*core)->info().max_model_len)});
-
   Runner runner(**core);
   std::vector<Figure> figures;
   for (int prompt : flags.prompt_tokens)

@@ -240,11 +240,15 @@ Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const Engin
 Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& options) {
   auto opened = open_model(options);
   if (!opened) return std::unexpected(opened.error());
-  auto outline = outline_model(*opened, options);
+  return load(*opened, options);
+}
+
+Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const OpenedModel& opened, const EngineOptions& options) {
+  auto outline = outline_model(opened, options);
   if (!outline) return std::unexpected(outline.error());
-  for (const std::string& notice : {opened->notice, outline->notice})
+  for (const std::string& notice : {opened.notice, outline->notice})
     if (!notice.empty()) log::warn(notice);
-  return make(std::move(*outline), *opened->checkpoint.tensors, options);
+  return make(std::move(*outline), *opened.checkpoint.tensors, options);
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const weights::TensorSource& tensors,

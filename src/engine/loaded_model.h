@@ -93,6 +93,7 @@ struct LoadedModel {
   // Runs on the calling thread and the pool's workers; the same thread must run the forward pass later, or none at the
   // same time.
   static Result<std::unique_ptr<LoadedModel>> load(const EngineOptions& options);
+  static Result<std::unique_ptr<LoadedModel>> load(const OpenedModel& opened, const EngineOptions& options);
   // With the outline's weights from `tensors`, which need not live on.
   static Result<std::unique_ptr<LoadedModel>> make(Outline outline, const weights::TensorSource& tensors,
                                                    const EngineOptions& options);
