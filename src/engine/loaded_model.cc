@@ -25,12 +25,13 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 }
 
 std::string numerics_of(const model::AttentionSpec& a) {
-  return fmt::format("attention {} {} {} {} {} {} '{}' {}", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.window,
-                     a.chunk, a.donor, a.rope);
+  return fmt::format("attention {} {} {} {} {} {} '{}' {}{}", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.window,
+                     a.chunk, a.donor, a.rope, a.gated ? " gated" : "");
 }
 
 std::string numerics_of(const model::GatedDeltaSpec& g) {
-  return fmt::format("gated delta {} {} {} {}", g.shape.heads, g.shape.key_dim, g.shape.value_dim, g.shape.conv_width);
+  return fmt::format("gated delta {} {} {} {} {} {} {}", g.shape.heads, g.shape.key_heads, g.shape.tiled,
+                     g.shape.key_dim, g.shape.value_dim, g.shape.conv_width, static_cast<int>(g.decay_form));
 }
 
 std::string numerics_of(const model::LatentSpec& l) {

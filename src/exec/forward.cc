@@ -32,7 +32,7 @@ void widen(Widths& w, const model::AttentionSpec& a) {
 
 void widen(Widths& w, const model::GatedDeltaSpec& g) {
   w.wide = std::max(w.wide, g.input.rows());
-  w.attended = std::max(w.attended, g.value_rows());
+  w.attended = std::max(w.attended, g.shape.value_rows());
 }
 
 void widen(Widths& w, const model::LatentSpec& l) {
@@ -235,8 +235,7 @@ void Forward::mix(const StepBatch& batch, const AttentionGroups& caches, size_t 
 void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, const model::AttentionSpec& spec,
                         const model::AttentionWeights& weights) {
   const auto stride = static_cast<size_t>(spec.qkv.rows());
-  const size_t q_width = static_cast<size_t>(spec.q_heads) * static_cast<size_t>(spec.head_dim);
-  const size_t kv_width = static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim);
+  const auto q_width = static_cast<size_t>(spec.q_rows()), kv_width = static_cast<size_t>(spec.kv_rows());
   apply(weights.qkv, floats(wide_), stride, nullptr);
   rope_and_norm(batch, spec, weights);
 
@@ -250,8 +249,19 @@ void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, c
   const kernels::AttentionRows rows{
       .q = floats(wide_), .out = floats(attended_), .q_stride = stride, .out_stride = q_width, .scale = spec.scale};
   kernels::attend(*kernels_, group.plan, cache.view, rows, workspace_, *pool_);
+  if (spec.gated) gate_attended(batch.rows(), floats(wide_) + q_width + 2 * kv_width, stride, spec.q_rows());
 
   attended_activations(weights.output, batch.rows());
+}
+
+// The rows of attended_, `width` wide, times the sigmoid of gates that are `stride` apart.
+void Forward::gate_attended(int rows, const float* gates, size_t stride, int width) {
+  pool_->split(rows, [&](int begin, int end) {
+    for (int r = begin; r < end; ++r) {
+      float* row = floats(attended_) + static_cast<size_t>(r) * static_cast<size_t>(width);
+      kernels_->rows->sigmoid_mul(gates + static_cast<size_t>(r) * stride, row, width, row);
+    }
+  });
 }
 
 // The rows of attended_ become the activations of a mixer's output matrix.
@@ -267,7 +277,7 @@ void Forward::attended_activations(const model::Linear& output, int rows) {
 void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches, const model::GatedDeltaSpec& spec,
                           const model::GatedDeltaWeights& weights) {
   const auto stride = static_cast<size_t>(spec.input.rows());
-  const auto width = static_cast<size_t>(spec.value_rows());
+  const auto width = static_cast<size_t>(spec.shape.value_rows());
   apply(weights.input, floats(wide_), stride, nullptr);
 
   const RowCache& cache = caches.rows(spec.name);
@@ -288,7 +298,7 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
   const float* z = floats(wide_) + spec.shape.channels();
   kernels::gated_delta({.shape = spec.shape,
                         .conv = weights.conv.data(),
-                        .decay = weights.decay.data(),
+                        .rate = weights.rate.data(),
                         .dt_bias = weights.dt_bias.data(),
                         .x = floats(wide_),
                         .a = z + width,
@@ -311,56 +321,62 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
   });
 }
 
-// wide_ holds the rows of the input matrix, then those of the queries.
-void Forward::latent_queries(const StepBatch& batch, const model::LatentSpec& spec,
-                             const model::LatentWeights& weights) {
+// wide_ holds the rows of the input matrix, then those of the queries if they come through a narrow layer.
+Forward::Queries Forward::latent_queries(const StepBatch& batch, const model::LatentSpec& spec,
+                                         const model::LatentWeights& weights) {
   const auto stride = static_cast<size_t>(spec.input.rows()), narrow = static_cast<size_t>(spec.query_rank);
   const float epsilon = model_->spec.norm_epsilon;
   const kernels::RopeTable* rope = spec.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(spec.rope)];
   apply(weights.input, floats(wide_), stride, nullptr);
-  activations_.reshape(*kernels_, kind_of(weights.query), batch.rows(), spec.query_rank);
+  if (spec.narrows_queries()) activations_.reshape(*kernels_, kind_of(weights.query), batch.rows(), spec.query_rank);
   pool_->split(batch.rows(), [&](int begin, int end) {
     for (int r = begin; r < end; ++r) {
       float* row = floats(wide_) + static_cast<size_t>(r) * stride;
-      float* query = floats(normed_) + static_cast<size_t>(r) * narrow;
-      kernels_->rows->rms_norm({row, narrow, weights.query_norm.data(), epsilon, 1, spec.query_rank, query, narrow});
-      activations_.set_row(*kernels_, query, r);
-      float* latent = row + narrow;
+      if (spec.narrows_queries()) {
+        float* query = floats(normed_) + static_cast<size_t>(r) * narrow;
+        kernels_->rows->rms_norm({row, narrow, weights.query_norm.data(), epsilon, 1, spec.query_rank, query, narrow});
+        activations_.set_row(*kernels_, query, r);
+      }
+      float* latent = row + spec.latent_offset();
       const int rank = spec.shape.rank;
       kernels_->rows->rms_norm({latent, stride, weights.latent_norm.data(), epsilon, 1, rank, latent, stride});
       if (rope != nullptr)
         kernels::apply_rope(*kernels_, *rope, batch.positions[static_cast<size_t>(r)], latent + rank, 1, stride);
     }
   });
-  float* queries = floats(wide_) + static_cast<size_t>(batch.rows()) * stride;
-  const auto query_stride = static_cast<size_t>(spec.query.rows());
-  apply(weights.query, queries, query_stride, nullptr);
-  if (rope == nullptr) return;
+  Queries queries{floats(wide_), stride};
+  if (spec.narrows_queries()) {
+    queries = {floats(wide_) + static_cast<size_t>(batch.rows()) * stride, static_cast<size_t>(spec.query.rows())};
+    apply(weights.query, queries.rows, queries.stride, nullptr);
+  }
+  if (rope == nullptr) return queries;
   const auto head = static_cast<size_t>(spec.shape.query_dim());
   pool_->split(batch.rows(), [&](int begin, int end) {
     for (int r = begin; r < end; ++r) {
-      float* first = queries + static_cast<size_t>(r) * query_stride + spec.shape.nope_dim;
+      float* first = queries.rows + static_cast<size_t>(r) * queries.stride + spec.shape.nope_dim;
       kernels::apply_rope(*kernels_, *rope, batch.positions[static_cast<size_t>(r)], first, spec.shape.heads, head);
     }
   });
+  return queries;
 }
 
 void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, const model::LatentSpec& spec,
                      const model::LatentWeights& weights) {
-  latent_queries(batch, spec, weights);
+  const Queries queries = latent_queries(batch, spec, weights);
   const auto stride = static_cast<size_t>(spec.input.rows());
   const RowCache& cache = caches.rows(spec.name);
   kernels::LatentShape shape = spec.shape;
   shape.dtype = cache.dtype;
   const GroupTables& tables = batch.tables(cache.cache_group);
-  kernels::write_latents(shape, cache.view, tables.slots, floats(wide_) + spec.query_rank, stride, *pool_);
-  const kernels::TokenSelection* selected = spec.indexer ? select(batch, caches, spec, *weights.indexer) : nullptr;
+  kernels::write_latents(shape, cache.view, tables.slots, floats(wide_) + spec.latent_offset(), stride, *pool_);
+  const kernels::TokenSelection* selected =
+      spec.indexer ? select(batch, caches, spec, *weights.indexer, queries) : nullptr;
   kernels::attend_latents({.shape = shape,
                            .cache = cache.view,
                            .expansion = weights.expansion.data(),
                            .scale = spec.scale,
-                           .q = floats(wide_) + static_cast<size_t>(batch.rows()) * stride,
-                           .q_stride = static_cast<size_t>(spec.query.rows()),
+                           .q = queries.rows,
+                           .q_stride = queries.stride,
                            .out = floats(attended_),
                            .out_stride = static_cast<size_t>(spec.value_rows()),
                            .selected = selected},
@@ -369,12 +385,12 @@ void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, cons
 }
 
 const kernels::TokenSelection* Forward::select(const StepBatch& batch, const AttentionGroups& caches,
-                                               const model::LatentSpec& spec,
-                                               const model::PooledIndexWeights& weights) {
+                                               const model::LatentSpec& spec, const model::PooledIndexWeights& weights,
+                                               const Queries& queries) {
   const model::PooledIndexSpec& index = *spec.indexer;
   const RowCache &keys = caches.rows(index.keys_name), &ring = caches.rows(index.ring_name);
   const auto stride = static_cast<size_t>(spec.input.rows());
-  const float* key = floats(wide_) + spec.query_rank + spec.shape.row_dim();
+  const float* key = floats(wide_) + spec.latent_offset() + spec.shape.row_dim();
   kernels::PooledIndexArgs args = {.shape = index.shape,
                                    .norm_weight = weights.norm_weight.data(),
                                    .norm_bias = weights.norm_bias.data(),
@@ -384,8 +400,8 @@ const kernels::TokenSelection* Forward::select(const StepBatch& batch, const Att
                                    .gate = key + index.shape.dim,
                                    .weight = key + 2 * index.shape.dim,
                                    .stride = stride,
-                                   .q = floats(wide_) + static_cast<size_t>(batch.rows()) * stride + spec.query_rows(),
-                                   .q_stride = static_cast<size_t>(spec.query.rows()),
+                                   .q = queries.rows + spec.query_rows(),
+                                   .q_stride = queries.stride,
                                    .keys = keys.view,
                                    .key_slots = batch.tables(keys.cache_group).slots_for(index.shape.pool),
                                    .ring = ring.view,

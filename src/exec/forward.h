@@ -58,12 +58,18 @@ class Forward {
   void latent(const StepBatch& batch, const AttentionGroups& caches, const model::LatentSpec& spec,
               const model::LatentWeights& weights);
   // Makes the queries of a latent layer, and what it and its indexer keep, ready in wide_.
-  void latent_queries(const StepBatch& batch, const model::LatentSpec& spec, const model::LatentWeights& weights);
+  struct Queries {
+    float* rows = nullptr;
+    size_t stride = 0;
+  };
+  Queries latent_queries(const StepBatch& batch, const model::LatentSpec& spec, const model::LatentWeights& weights);
   const kernels::TokenSelection* select(const StepBatch& batch, const AttentionGroups& caches,
-                                        const model::LatentSpec& spec, const model::PooledIndexWeights& weights);
+                                        const model::LatentSpec& spec, const model::PooledIndexWeights& weights,
+                                        const Queries& queries);
   void mlp(int rows, size_t layer);
   void head(const StepBatch& batch, const LogitsSink& sink);
 
+  void gate_attended(int rows, const float* gates, size_t stride, int width);
   void attended_activations(const model::Linear& output, int rows);
   std::span<const kernels::AttentionSequence> sequences_of(const StepBatch& batch, const RowCache& cache);
   void rope_and_norm(const StepBatch& batch, const model::AttentionSpec& spec, const model::AttentionWeights& weights);

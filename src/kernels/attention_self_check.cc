@@ -104,11 +104,12 @@ Result<void> row_ops_self_check(const KernelTable& table) {
   constexpr int kCount = 1500;
   const auto x = numbers(kCount), y = numbers(kCount + 7);
   const auto rows = [&](const KernelTable& t) {
-    std::vector<float> out(4 * kCount + 1);
+    std::vector<float> out(5 * kCount + 1);
     t.rows->rms_norm({x.data(), 0, y.data(), 1e-6F, 1, kCount, out.data(), 0});
     t.rows->silu_mul(x.data(), y.data() + 7, kCount, out.data() + kCount);
     t.rows->gelu_tanh_mul(x.data(), y.data() + 7, kCount, out.data() + 2 * kCount);
     t.rows->soft_cap(x.data(), 1.5F, kCount, out.data() + 3 * kCount);
+    t.rows->sigmoid_mul(x.data(), y.data() + 7, kCount, out.data() + 4 * kCount);
     out.back() = log_sum_exp(t, x);
     return out;
   };

@@ -1,5 +1,7 @@
 #include "kernels/gated_delta.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -33,114 +35,128 @@ void normalise(float* x, int n, float factor) {
   for (int i = 0; i < n; i++) x[i] = x[i] * inverse * factor;
 }
 
-// One head of one sequence, token by token; `state` is changed in place.
-class Head {
+int head_channels(const GatedDeltaShape& s) { return 2 * s.key_dim + s.heads_per_key() * s.value_dim; }
+
+// One key head of one sequence with the heads that use it, token by token; `state` is changed in place.
+class KeyHead {
  public:
-  Head(const GatedDeltaArgs& args, int head, float* state)
-      : args_(args), head_(head), keys_(args.shape.key_dim), values_(args.shape.value_dim), tail_(state) {
-    s_ = state + static_cast<ptrdiff_t>(args.shape.conv_width - 1) * args.shape.head_channels();
+  KeyHead(const GatedDeltaArgs& args, int key_head, float* state)
+      : args_(args),
+        shape_(args.shape),
+        key_head_(key_head),
+        keys_(args.shape.key_dim),
+        values_(args.shape.value_dim),
+        tail_(state) {
+    s_ = state + static_cast<ptrdiff_t>(shape_.conv_width - 1) * head_channels(shape_);
   }
 
   void token(int row) {
     const auto at = static_cast<size_t>(row) * args_.stride;
-    convolve(args_.x + at);
-    normalise(x_, keys_, 1 / std::sqrt(static_cast<float>(keys_)));
-    normalise(x_ + keys_, keys_, 1);
-    const float decay = exp(-exp(args_.decay[head_]) * softplus(args_.a[at + index()] + args_.dt_bias[head_]));
-    update(decay, sigmoid(args_.b[at + index()]));
-    read(args_.out + static_cast<size_t>(row) * args_.out_stride + index() * static_cast<size_t>(values_));
+    const float* x = args_.x + at;
+    convolve(x, key_head_ * keys_, keys_, 0, q_);
+    convolve(x, shape_.key_rows() + key_head_ * keys_, keys_, keys_, k_);
+    normalise(q_, keys_, 1 / std::sqrt(static_cast<float>(keys_)));
+    normalise(k_, keys_, 1);
+    for (int i = 0; i < shape_.heads_per_key(); i++) {
+      const int head = shape_.tiled ? i * shape_.key_heads + key_head_ : key_head_ * shape_.heads_per_key() + i;
+      convolve(x, 2 * shape_.key_rows() + head * values_, values_, 2 * keys_ + i * values_, v_);
+      const auto h = static_cast<size_t>(head);
+      const float decay = exp(-args_.rate[h] * softplus(args_.a[at + h] + args_.dt_bias[h]));
+      float* s = s_ + static_cast<ptrdiff_t>(i) * keys_ * values_;
+      update(s, decay, sigmoid(args_.b[at + h]));
+      read(s, args_.out + static_cast<size_t>(row) * args_.out_stride + h * static_cast<size_t>(values_));
+    }
   }
 
  private:
-  size_t index() const { return static_cast<size_t>(head_); }
-
-  // Where channel c of this head (q, then k, then v) lies among all channels.
-  int channel(int c) const {
-    const int heads = args_.shape.heads;
-    if (c < keys_) return head_ * keys_ + c;
-    if (c < 2 * keys_) return heads * keys_ + head_ * keys_ + c - keys_;
-    return 2 * heads * keys_ + head_ * values_ + c - 2 * keys_;
-  }
-
-  // Oldest token first; then the tail moves on by one token.
-  void convolve(const float* row) {
-    const int width = args_.shape.conv_width, channels = args_.shape.head_channels();
-    for (int c = 0; c < channels; c++) {
-      const float* w = args_.conv + static_cast<ptrdiff_t>(channel(c)) * width;
-      const float newest = row[channel(c)];
+  // Channels [first, first + count), which lie at `place` in the tail. Oldest token first; then the tail moves on by
+  // one token.
+  void convolve(const float* row, int first, int count, int place, float* out) {
+    const int width = shape_.conv_width, channels = head_channels(shape_);
+    for (int c = 0; c < count; c++) {
+      const float* w = args_.conv + static_cast<ptrdiff_t>(first + c) * width;
+      float* tail = tail_ + place + c;
+      const float newest = row[first + c];
       float acc = 0;
-      for (int t = 0; t + 1 < width; t++) acc = std::fma(w[t], tail_[t * channels + c], acc);
+      for (int t = 0; t + 1 < width; t++) acc = std::fma(w[t], tail[t * channels], acc);
       acc = std::fma(w[width - 1], newest, acc);
-      x_[c] = acc / (1 + exp(-acc));
-      for (int t = 0; t + 2 < width; t++) tail_[t * channels + c] = tail_[(t + 1) * channels + c];
-      if (width > 1) tail_[(width - 2) * channels + c] = newest;
+      out[c] = acc / (1 + exp(-acc));
+      for (int t = 0; t + 2 < width; t++) tail[t * channels] = tail[(t + 1) * channels];
+      if (width > 1) tail[(width - 2) * channels] = newest;
     }
   }
 
-  void update(float decay, float beta) {
-    const float *k = x_ + keys_, *v = x_ + 2 * keys_;
+  void update(float* s, float decay, float beta) const {
     float seen[kMaxDim] = {};  // S^T k
     for (int i = 0; i < keys_; i++) {
-      float* line = s_ + static_cast<ptrdiff_t>(i) * values_;
+      float* line = s + static_cast<ptrdiff_t>(i) * values_;
       for (int j = 0; j < values_; j++) {
         line[j] *= decay;
-        seen[j] = std::fma(line[j], k[i], seen[j]);
+        seen[j] = std::fma(line[j], k_[i], seen[j]);
       }
     }
-    for (int j = 0; j < values_; j++) seen[j] = beta * (v[j] - seen[j]);
+    for (int j = 0; j < values_; j++) seen[j] = beta * (v_[j] - seen[j]);
     for (int i = 0; i < keys_; i++) {
-      float* line = s_ + static_cast<ptrdiff_t>(i) * values_;
-      for (int j = 0; j < values_; j++) line[j] = std::fma(k[i], seen[j], line[j]);
+      float* line = s + static_cast<ptrdiff_t>(i) * values_;
+      for (int j = 0; j < values_; j++) line[j] = std::fma(k_[i], seen[j], line[j]);
     }
   }
 
-  void read(float* out) const {
+  void read(const float* s, float* out) const {
     std::fill_n(out, values_, 0.0F);
     for (int i = 0; i < keys_; i++) {
-      const float* line = s_ + static_cast<ptrdiff_t>(i) * values_;
-      for (int j = 0; j < values_; j++) out[j] = std::fma(line[j], x_[i], out[j]);
+      const float* line = s + static_cast<ptrdiff_t>(i) * values_;
+      for (int j = 0; j < values_; j++) out[j] = std::fma(line[j], q_[i], out[j]);
     }
   }
 
   const GatedDeltaArgs& args_;
-  int head_, keys_, values_;
+  const GatedDeltaShape& shape_;
+  int key_head_, keys_, values_;
   float* tail_;
   float* s_;
-  float x_[3 * kMaxDim];  // q, k, v of the token
+  float q_[kMaxDim], k_[kMaxDim], v_[kMaxDim];  // of the token and head
 };
 
-size_t head_state_size(const GatedDeltaShape& s) {
-  return static_cast<size_t>(s.conv_width - 1) * static_cast<size_t>(s.head_channels()) +
-         static_cast<size_t>(s.key_dim) * static_cast<size_t>(s.value_dim);
+size_t key_head_state_size(const GatedDeltaShape& s) {
+  return static_cast<size_t>(s.conv_width - 1) * static_cast<size_t>(head_channels(s)) +
+         static_cast<size_t>(s.heads_per_key()) * static_cast<size_t>(s.key_dim) * static_cast<size_t>(s.value_dim);
 }
 
 }  // namespace
 
 Result<void> check_gated_delta_shape(const GatedDeltaShape& s) {
-  return check_ranges("gated delta", {{"heads", s.heads, 1, 1 << 16},
-                                      {"key dimension", s.key_dim, 1, kMaxDim},
-                                      {"value dimension", s.value_dim, 1, kMaxDim},
-                                      {"convolution", s.conv_width, 1, kMaxConv}});
+  constexpr int kMaxHeads = 1 << 16;
+  if (auto ok = check_ranges("gated delta", {{"heads", s.heads, 1, kMaxHeads},
+                                             {"key heads", s.key_heads, 1, kMaxHeads},
+                                             {"key dimension", s.key_dim, 1, kMaxDim},
+                                             {"value dimension", s.value_dim, 1, kMaxDim},
+                                             {"convolution", s.conv_width, 1, kMaxConv}});
+      !ok)
+    return ok;
+  if (s.heads % s.key_heads == 0) return {};
+  return fail(ErrorKind::kUnsupported,
+              fmt::format("gated delta: {} heads are no multiple of {} key heads", s.heads, s.key_heads), "key heads");
 }
 
 size_t gated_delta_state_size(const GatedDeltaShape& shape) {
-  return static_cast<size_t>(shape.heads) * head_state_size(shape);
+  return static_cast<size_t>(shape.key_heads) * key_head_state_size(shape);
 }
 
 void gated_delta(const GatedDeltaArgs& args, std::span<const GatedDeltaSequence> sequences, ThreadPool& pool) {
-  const int heads = args.shape.heads;
-  const size_t size = head_state_size(args.shape);
-  pool.split(heads * static_cast<int>(sequences.size()), [&](int begin, int end) {
+  const int key_heads = args.shape.key_heads;
+  const size_t size = key_head_state_size(args.shape);
+  pool.split(key_heads * static_cast<int>(sequences.size()), [&](int begin, int end) {
     for (int item = begin; item < end; item++) {
-      const GatedDeltaSequence& sequence = sequences[static_cast<size_t>(item / heads)];
-      const int head = item % heads;
-      float* state = sequence.to + static_cast<size_t>(head) * size;
+      const GatedDeltaSequence& sequence = sequences[static_cast<size_t>(item / key_heads)];
+      const int key_head = item % key_heads;
+      float* state = sequence.to + static_cast<size_t>(key_head) * size;
       if (sequence.from == nullptr) {
         std::fill_n(state, size, 0.0F);
       } else if (sequence.from != sequence.to) {
-        std::memcpy(state, sequence.from + static_cast<size_t>(head) * size, size * sizeof(float));
+        std::memcpy(state, sequence.from + static_cast<size_t>(key_head) * size, size * sizeof(float));
       }
-      Head run(args, head, state);
+      KeyHead run(args, key_head, state);
       for (int r = 0; r < sequence.num_rows; r++) run.token(sequence.first_row + r);
     }
   });

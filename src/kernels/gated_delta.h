@@ -1,9 +1,10 @@
 // The gated delta rule: a layer that keeps one state of fixed size a sequence instead of keys and values.
 //
-// For every head, token by token, in one fixed order, whatever the step's size (numerics rule 9), all in fp32:
+// There are `heads` heads of values; heads / key_heads of them share a key head, whose q and k they use. For every
+// head, token by token, in one fixed order, whatever the step's size (numerics rule 9), all in fp32:
 //   x = silu(conv(q, k, v))       causal, depthwise, over the last `conv_width` tokens
 //   q, k = x / sqrt(sum(x^2) + 1e-6), q * key_dim^-1/2
-//   S *= exp(-exp(decay) * softplus(a + dt_bias)); S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q
+//   S *= exp(-rate * softplus(a + dt_bias)); S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q
 // Sources: "Gated Delta Networks" (Yang et al., 2024), the layer of Qwen3-Next. Plain code, compiled once: every
 // instruction set runs it.
 #pragma once
@@ -17,20 +18,25 @@
 namespace quire::kernels {
 
 struct GatedDeltaShape {
-  int heads = 0;
+  int heads = 0;      // of values
+  int key_heads = 0;  // divides heads
+  // Whether head h uses key head h % key_heads; otherwise neighbours share one, h / (heads / key_heads).
+  bool tiled = false;
   int key_dim = 0;     // 1 to 256
   int value_dim = 0;   // 1 to 256
   int conv_width = 0;  // 1 to 8
 
-  int head_channels() const { return 2 * key_dim + value_dim; }
-  int channels() const { return heads * head_channels(); }
+  int heads_per_key() const { return heads / key_heads; }
+  int key_rows() const { return key_heads * key_dim; }
+  int value_rows() const { return heads * value_dim; }
+  int channels() const { return 2 * key_rows() + value_rows(); }
 };
 
 // kUnsupported, naming the value and what is allowed, unless the kernel can do it.
 Result<void> check_gated_delta_shape(const GatedDeltaShape& shape);
 
-// Numbers of a state: for each head the last conv_width - 1 inputs of its channels [token][q, k, v], then S
-// [key_dim][value_dim].
+// Numbers of a state: for each key head the last conv_width - 1 inputs of its channels [token][q, k, v of its heads],
+// then S [key_dim][value_dim] of each of its heads.
 size_t gated_delta_state_size(const GatedDeltaShape& shape);
 
 // Rows [first_row, first_row + num_rows) of the step are consecutive tokens of one sequence. `from` is the state before
@@ -45,9 +51,9 @@ struct GatedDeltaSequence {
 struct GatedDeltaArgs {
   GatedDeltaShape shape;
   const float* conv = nullptr;     // [channels][conv_width], the newest token's weight last
-  const float* decay = nullptr;    // [heads]
+  const float* rate = nullptr;     // [heads], not negative
   const float* dt_bias = nullptr;  // [heads]
-  const float* x = nullptr;        // rows: q heads, k heads, v heads
+  const float* x = nullptr;        // rows: q of the key heads, k of the key heads, v of the heads
   const float* a = nullptr;        // rows of [heads]
   const float* b = nullptr;
   size_t stride = 0;     // floats, from row to row of x, a and b

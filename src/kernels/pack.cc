@@ -21,6 +21,10 @@ constexpr int64_t kMostRows = int64_t{1} << 30;
 // Inputs that must stay together in a slice: a file's block, and an activation group.
 int block_inputs(WeightFormat format) { return std::max(kGroup, weights::format_info(format).block_elements); }
 
+int rows_of(const PackSource& source) {
+  return source.rows > 0 ? source.rows : static_cast<int>(source.tensor->shape[0]);
+}
+
 // Finds the blocks of a packed row, which must be one, among the stacked sources.
 class Rows {
  public:
@@ -36,7 +40,7 @@ class Rows {
     while (n >= count(i)) n -= count(i++);
     const PackSource& source = sources_[i];
     const int from = source.source_row ? source.source_row(n) : n;
-    QUIRE_CHECK(from >= 0 && from < count(i));
+    QUIRE_CHECK(from >= 0 && from < source.tensor->shape[0]);
     return {source.tensor->format, source.tensor->row(from, scratch)};
   }
 
@@ -48,7 +52,7 @@ class Rows {
   }
 
  private:
-  int count(size_t source) const { return static_cast<int>(sources_[source].tensor->shape[0]); }
+  int count(size_t source) const { return rows_of(sources_[source]); }
 
   std::span<const PackSource> sources_;
 };
@@ -293,7 +297,7 @@ Result<PackedMatrix> pack(std::span<const PackSource> sources, WeightTarget targ
   for (const PackSource& source : sources) {
     if (auto ok = check_source(*source.tensor, first, target); !ok) return std::unexpected(ok.error());
     if (auto ok = check_slices(*source.tensor, slices); !ok) return std::unexpected(ok.error());
-    outputs += source.tensor->shape[0];
+    outputs += rows_of(source);
   }
   if (outputs > kMostRows) {
     return fail(ErrorKind::kUnsupported,

@@ -60,6 +60,7 @@ struct PackSource {
   const weights::Tensor* tensor = nullptr;  // a matrix [rows, K]
   // Row n of the packed matrix (counted from this source's first) is this row of the tensor; empty: n itself.
   std::function<int(int)> source_row = {};
+  int rows = 0;  // that it adds to the packed matrix; 0: as many as the tensor has
 };
 
 // Stacks the sources along N and packs them. All need the same K and the same layout under `target`.

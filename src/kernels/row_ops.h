@@ -37,6 +37,8 @@ struct RowKernels {
   // gelu(gate) * up in the tanh form: 0.5 * (1 + tanh(u)) is computed as 1 / (1 + exp(-2u)),
   // 2u = gate * fma(gate^2, 2 * sqrt(2 / pi) * 0.044715, 2 * sqrt(2 / pi)).
   void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* out);
+  // x * sigmoid(gate), as x / (1 + exp(-gate)).
+  void (*sigmoid_mul)(const float* gate, const float* x, int n, float* out);
   void (*add)(const float* a, const float* b, int n, float* out);
   void (*scale)(const float* x, float factor, int n, float* out);
   // cap * tanh(x / cap)

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/overloaded.h"
+#include "kernels/math.h"
 
 namespace quire::model {
 namespace {
@@ -50,6 +51,8 @@ int interleaved_row(int n, int head_dim) {
   return head * head_dim + i % half * 2 + i / half;
 }
 
+int row_of_groups(int n, const RowGroups& g) { return n / g.count * g.size + g.first + n % g.count; }
+
 // All that loading one checkpoint needs; lives for one call of load_weights().
 class Loader {
  public:
@@ -65,8 +68,15 @@ class Loader {
     if (weights::is_quantised((*tensor)->format))
       return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; it must hold floats", name), name);
     widen(**tensor, out);
-    count(**tensor);
+    count((*tensor)->bytes());
     return {};
+  }
+
+  // The weights of a convolution over each channel alone; files have a dimension of 1 between its two or not.
+  Result<void> convolution(const std::string& name, int channels, int width, std::vector<float>& out) {
+    const weights::Tensor* tensor = tensors_.find(name);
+    if (tensor != nullptr && tensor->shape.size() == 3) return numbers(name, {channels, 1, width}, out);
+    return numbers(name, {channels, width}, out);
   }
 
   // A tensor of any format, widened, and rounded to bf16 unless the profile keeps fp32: a matrix that plain code
@@ -78,7 +88,7 @@ class Loader {
     if (target_ != kernels::WeightTarget::kF32)
       for (float& value : out) value = bf16_to_float(float_to_bf16(value));
     packed_bytes_ += out.size() * sizeof(float);
-    count(**tensor);
+    count((*tensor)->bytes());
     return {};
   }
 
@@ -106,14 +116,15 @@ class Loader {
       return {};
     };
     for (const MatrixPart& part : spec.parts) {
-      const int64_t shape[] = {part.rows, spec.cols};
+      const int64_t shape[] = {part.tensor_rows(), spec.cols};
       auto tensor = require_shape(tensors_, part.tensor, shape);
       if (!tensor) return std::unexpected(tensor.error());
       if (!sources.empty() && layout(**tensor) != layout(*sources.back().tensor))
         if (auto flushed = flush(); !flushed) return flushed;
-      kernels::PackSource source{*tensor, {}};
+      kernels::PackSource source{.tensor = *tensor, .rows = part.rows};
       if (part.interleaved_head_dim > 0)
         source.source_row = [d = part.interleaved_head_dim](int n) { return interleaved_row(n, d); };
+      if (part.groups) source.source_row = [g = *part.groups](int n) { return row_of_groups(n, g); };
       sources.push_back(std::move(source));
       next_row += part.rows;
     }
@@ -136,13 +147,14 @@ class Loader {
     auto matrix = kernels::pack(sources, target, slices, context_.allocator, context_.pool);
     if (!matrix) return matrix;
     packed_bytes_ += matrix->bytes();
-    for (const auto& source : sources) count(*source.tensor);
+    for (const auto& source : sources)
+      count(source.tensor->bytes() / static_cast<size_t>(source.tensor->shape[0]) * static_cast<size_t>(source.rows));
     return matrix;
   }
 
-  // Every tensor of the spec is read once, so that the last one makes it 1.
-  void count(const weights::Tensor& tensor) {
-    done_ += tensor.bytes();
+  // Every row of the spec's tensors is read once, so that the last one makes it 1.
+  void count(size_t bytes) {
+    done_ += bytes;
     if (context_.progress) context_.progress(static_cast<double>(done_) / static_cast<double>(total_));
   }
 
@@ -180,7 +192,7 @@ void for_each_tensor(const LayerSpec& layer, F&& f) {
                               norm(l.query_norm);
                               norm(l.latent_norm);
                               matrix(l.query);
-                              f(l.expansion);
+                              for (const std::string* name : l.expansion.tensors()) f(*name);
                               if (const auto& i = l.indexer)
                                 for (const std::string* name : {&i->norm_weight, &i->norm_bias, &i->position_bias})
                                   f(*name);
@@ -304,8 +316,15 @@ Result<void> load_mixer(Loader& loader, const AttentionSpec& spec, LayerWeights&
 Result<void> load_mixer(Loader& loader, const GatedDeltaSpec& spec, LayerWeights& layer) {
   auto& out = layer.mixer.emplace<GatedDeltaWeights>();
   const kernels::GatedDeltaShape& shape = spec.shape;
-  if (auto loaded = loader.numbers(spec.conv, {shape.channels(), shape.conv_width}, out.conv); !loaded) return loaded;
-  if (auto loaded = loader.numbers(spec.decay, {shape.heads}, out.decay); !loaded) return loaded;
+  if (auto loaded = loader.convolution(spec.conv, shape.channels(), shape.conv_width, out.conv); !loaded) return loaded;
+  if (auto loaded = loader.numbers(spec.decay, {shape.heads}, out.rate); !loaded) return loaded;
+  for (float& rate : out.rate) {
+    rate = spec.decay_form == DecayForm::kLogarithm ? kernels::exp(rate) : -rate;
+    if (!(rate >= 0 && rate <= std::numeric_limits<float>::max()))
+      return fail(ErrorKind::kCorruptFile,
+                  fmt::format("tensor {} means rates of decay that are negative or not finite", spec.decay),
+                  spec.decay);
+  }
   if (auto loaded = loader.numbers(spec.dt_bias, {shape.heads}, out.dt_bias); !loaded) return loaded;
   if (auto loaded = loader.norm(spec.norm, out.norm); !loaded) return loaded;
   if (auto loaded = loader.linear(spec.input, out.input); !loaded) return loaded;
@@ -318,17 +337,37 @@ Result<void> load_indexer(Loader& loader, const PooledIndexSpec& spec, PooledInd
   return loader.numbers(spec.position_bias, {spec.shape.pool, spec.shape.dim}, out.position_bias);
 }
 
+// [heads][nope_dim + value_dim][rank]
+Result<void> load_expansion(Loader& loader, const LatentSpec& spec, std::vector<float>& out) {
+  const kernels::LatentShape& s = spec.shape;
+  if (!spec.expansion.both.empty()) return loader.matrix(spec.expansion.both, {s.expansion_rows(), s.rank}, out);
+  std::vector<float> keys, values;
+  if (auto loaded = loader.matrix(spec.expansion.keys, {s.heads, s.rank, s.nope_dim}, keys); !loaded) return loaded;
+  if (auto loaded = loader.matrix(spec.expansion.values, {s.heads, s.value_dim, s.rank}, values); !loaded)
+    return loaded;
+  out.reserve(keys.size() + values.size());
+  const auto nope = static_cast<size_t>(s.nope_dim), rank = static_cast<size_t>(s.rank);
+  const size_t value_size = static_cast<size_t>(s.value_dim) * rank;
+  for (size_t h = 0; h < static_cast<size_t>(s.heads); ++h) {
+    const float* of_head = keys.data() + h * rank * nope;
+    for (size_t i = 0; i < nope; ++i)
+      for (size_t r = 0; r < rank; ++r) out.push_back(of_head[r * nope + i]);
+    out.insert(out.end(), values.begin() + static_cast<ptrdiff_t>(h * value_size),
+               values.begin() + static_cast<ptrdiff_t>((h + 1) * value_size));
+  }
+  return {};
+}
+
 Result<void> load_mixer(Loader& loader, const LatentSpec& spec, LayerWeights& layer) {
   auto& out = layer.mixer.emplace<LatentWeights>();
   if (auto loaded = loader.norm(spec.query_norm, out.query_norm); !loaded) return loaded;
   if (auto loaded = loader.norm(spec.latent_norm, out.latent_norm); !loaded) return loaded;
-  if (auto loaded = loader.matrix(spec.expansion, {spec.shape.expansion_rows(), spec.shape.rank}, out.expansion);
-      !loaded)
-    return loaded;
+  if (auto loaded = load_expansion(loader, spec, out.expansion); !loaded) return loaded;
   if (spec.indexer)
     if (auto loaded = load_indexer(loader, *spec.indexer, out.indexer.emplace()); !loaded) return loaded;
   if (auto loaded = loader.linear(spec.input, out.input); !loaded) return loaded;
-  if (auto loaded = loader.linear(spec.query, out.query); !loaded) return loaded;
+  if (spec.narrows_queries())
+    if (auto loaded = loader.linear(spec.query, out.query); !loaded) return loaded;
   return loader.linear(spec.output, out.output);
 }
 
@@ -361,14 +400,19 @@ Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tens
 }
 
 size_t memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile) {
+  std::set<std::string_view> widened;  // matrices that plain code multiplies with
+  for (const LayerSpec& layer : spec.layers)
+    if (const auto* latent = std::get_if<LatentSpec>(&layer.mixer))
+      for (const std::string* name : latent->expansion.tensors()) widened.insert(*name);
   size_t total = 0;
   for_each_tensor(spec, [&](const std::string& name) {
     const weights::Tensor* tensor = tensors.find(name);
     if (tensor == nullptr) return;
     const bool integers = spec.head.keeps_integers && name == spec.head.parts.front().tensor;
     const auto target = integers ? kernels::WeightTarget::kNative : target_of(profile);
-    total += tensor->shape.size() == 2 ? kernels::packed_bytes(*tensor, target)
-                                       : static_cast<size_t>(tensor->elements()) * sizeof(float);
+    total += tensor->shape.size() == 2 && !widened.contains(name)
+                 ? kernels::packed_bytes(*tensor, target)
+                 : static_cast<size_t>(tensor->elements()) * sizeof(float);
   });
   return total;
 }

@@ -35,7 +35,7 @@ struct AttentionWeights {
 };
 
 struct GatedDeltaWeights {
-  std::vector<float> conv, decay, dt_bias, norm;
+  std::vector<float> conv, rate, dt_bias, norm;
   Linear input, output;
 };
 
@@ -46,7 +46,7 @@ struct PooledIndexWeights {
 struct LatentWeights {
   std::vector<float> query_norm, latent_norm;
   std::vector<float> expansion;  // rounded to bf16 but in the profile kF32
-  Linear input, query, output;
+  Linear input, query, output;   // query: empty without narrow queries
   std::optional<PooledIndexWeights> indexer;
 };
 

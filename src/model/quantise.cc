@@ -55,10 +55,10 @@ class Planner {
   const weights::Tensor* obstacle_ = nullptr;  // the first that cannot be quantised
 };
 
-// The tensor of a layer's values, or none: where q, k and v are tensors of their own.
+// The tensor of a layer's values, or none: where q, k and v are parts of their own.
 const std::string* values_of(const LayerSpec& layer) {
   const auto* attention = std::get_if<AttentionSpec>(&layer.mixer);
-  return attention != nullptr && attention->qkv.parts.size() == 3 ? &attention->qkv.parts.back().tensor : nullptr;
+  return attention != nullptr && attention->qkv.parts.size() >= 3 ? &attention->qkv.parts[2].tensor : nullptr;
 }
 
 }  // namespace

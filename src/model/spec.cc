@@ -22,8 +22,7 @@ Result<void> check_donor(const AttentionSpec& a, const AttentionSpec* donor) {
     return bad(fmt::format("which has {} kv heads of {}, not {} of {}", donor->kv_heads, donor->head_dim, a.kv_heads,
                            a.head_dim));
   if (donor->window != a.window || donor->chunk != a.chunk) return bad("which has another window or chunk");
-  if (a.qkv.rows() != a.q_heads * a.head_dim || a.k_norm.present())
-    return bad("so it can have no keys and values of its own");
+  if (a.k_norm.present()) return bad("so it can have no keys of its own to norm");
   return {};
 }
 
@@ -48,6 +47,11 @@ Result<void> check(const AttentionSpec& a, const Surroundings& around) {
   if (a.window > 0 && a.chunk > 0)
     return fail(ErrorKind::kUnsupported, fmt::format("layer {} has both a window and a chunk", a.name), a.name);
   if (auto ok = check_rope(a.name, a.rope, a.head_dim, around); !ok) return ok;
+  if (a.qkv.rows() != a.input_rows())
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("layer {} makes {} rows instead of {}: q{}{}", a.name, a.qkv.rows(), a.input_rows(),
+                            a.keeps_own() ? ", k, v" : ", and no keys and values of its own", a.gated ? ", gates" : ""),
+                a.name);
   if (a.keeps_own()) return {};
   const auto donor = around.earlier.find(a.donor);
   return check_donor(a, donor == around.earlier.end() ? nullptr : donor->second);
@@ -55,7 +59,7 @@ Result<void> check(const AttentionSpec& a, const Surroundings& around) {
 
 Result<void> check(const GatedDeltaSpec& g, const Surroundings&) {
   if (auto ok = kernels::check_gated_delta_shape(g.shape); !ok) return ok;
-  if (g.input.rows() == g.shape.channels() + g.value_rows() + 2 * g.shape.heads) return {};
+  if (g.input.rows() == g.input_rows()) return {};
   return fail(ErrorKind::kUnsupported,
               fmt::format("layer {} makes {} rows instead of q, k, v, z, a and b", g.name, g.input.rows()), g.name);
 }
@@ -65,13 +69,15 @@ Result<void> check(const LatentSpec& l, const Surroundings& around) {
   const auto bad = [&](std::string why) {
     return fail(ErrorKind::kUnsupported, fmt::format("layer {} {}", l.name, why), l.name);
   };
-  int input = l.query_rank + l.shape.row_dim(), queries = l.query_rows();
+  int input = l.latent_offset() + l.shape.row_dim(), queries = l.narrows_queries() ? l.query_rows() : 0;
   if (l.indexer) {
     if (auto ok = kernels::check_pooled_index_shape(l.indexer->shape); !ok) return ok;
+    if (!l.narrows_queries()) return bad("has an indexer, but no narrow queries for it");
     input += l.indexer->input_rows();
     queries += l.indexer->query_rows();
   }
-  if (l.query_rank < 1 || l.query.cols != l.query_rank)
+  if (l.query_norm.present() != l.narrows_queries()) return bad("must have a norm for narrow queries alone");
+  if (l.query.cols != l.query_rank)
     return bad(fmt::format("makes queries from {} numbers, not from {}", l.query.cols, l.query_rank));
   if (l.input.rows() != input)
     return bad(
@@ -97,7 +103,10 @@ std::vector<const MatrixSpec*> LayerSpec::matrices() const {
   std::vector<const MatrixSpec*> all =
       std::visit(Overloaded{[](const AttentionSpec& a) { return std::vector{&a.qkv, &a.output}; },
                             [](const GatedDeltaSpec& g) { return std::vector{&g.input, &g.output}; },
-                            [](const LatentSpec& l) { return std::vector{&l.input, &l.query, &l.output}; }},
+                            [](const LatentSpec& l) {
+                              return l.narrows_queries() ? std::vector{&l.input, &l.query, &l.output}
+                                                         : std::vector{&l.input, &l.output};
+                            }},
                  mixer);
   all.insert(all.end(), {&mlp.gate_up, &mlp.down});
   return all;

@@ -20,13 +20,23 @@
 
 namespace quire::model {
 
-// One file tensor of [rows, cols] inside a matrix.
+// Rows of a tensor that holds several things for each head: of every `size` rows the `count` from `first` on.
+struct RowGroups {
+  int size = 0;
+  int first = 0;
+  int count = 0;
+};
+
+// The rows of one file tensor inside a matrix: all of them, [rows, cols], or some of each group.
 struct MatrixPart {
   std::string tensor;
   int rows = 0;
   // > 0: rows come in heads of this size whose rotary pairs are interleaved (2i, 2i+1); loading puts them into halves
   // (i, i + d/2), the only form that the kernels know.
   int interleaved_head_dim = 0;
+  std::optional<RowGroups> groups = {};  // rows is a multiple of groups->count
+
+  int tensor_rows() const { return groups ? rows / groups->count * groups->size : rows; }
 };
 
 // One or more file tensors over the same input, stacked along the output.
@@ -58,31 +68,39 @@ struct AttentionSpec {
   int q_heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  float scale = 0;  // of q . k
-  int window = 0;   // keys in (pos - window, pos]; 0: all
-  int chunk = 0;    // keys of the same floor(pos / chunk); 0: all
-  int rope = -1;    // index into ModelSpec::ropes; -1: none
-  MatrixSpec qkv;   // rows: q heads, k heads, v heads; with a donor the q heads alone
-  NormSpec q_norm;  // per head, before rope; absent in most
+  float scale = 0;     // of q . k
+  int window = 0;      // keys in (pos - window, pos]; 0: all
+  int chunk = 0;       // keys of the same floor(pos / chunk); 0: all
+  int rope = -1;       // index into ModelSpec::ropes; -1: none
+  bool gated = false;  // whether the output of each q head is multiplied by the sigmoid of a gate
+  MatrixSpec qkv;      // rows: q heads, k heads, v heads, gates of the q heads; with a donor no k and v
+  NormSpec q_norm;     // per head, before rope; absent in most
   NormSpec k_norm;
   MatrixSpec output;
 
   bool keeps_own() const { return donor.empty(); }
+  int q_rows() const { return q_heads * head_dim; }
+  int kv_rows() const { return keeps_own() ? kv_heads * head_dim : 0; }
+  int input_rows() const { return q_rows() * (gated ? 2 : 1) + 2 * kv_rows(); }
 };
+
+// How a file holds the rate at which a state decays.
+enum class DecayForm : uint8_t { kLogarithm, kNegated };
 
 // The gated delta rule with a convolution before and a gated norm behind (kernels/gated_delta.h):
 //   output(norm(rule(input(x))) * silu(z)).
 struct GatedDeltaSpec {
   std::string name;  // of the layer in the cache plan
   kernels::GatedDeltaShape shape;
-  MatrixSpec input;     // rows: q heads, k heads, v heads, z (heads of value_dim), a (heads), b (heads)
-  std::string conv;     // [channels, conv_width]
-  std::string decay;    // [heads], the logarithm of the rate
+  MatrixSpec input;   // rows: q heads, k heads, v heads, z (heads of value_dim), a (heads), b (heads)
+  std::string conv;   // [channels, conv_width], or [channels, 1, conv_width]
+  std::string decay;  // [heads], the rate
+  DecayForm decay_form = DecayForm::kLogarithm;
   std::string dt_bias;  // [heads]
   NormSpec norm;        // of value_dim
   MatrixSpec output;
 
-  int value_rows() const { return shape.heads * shape.value_dim; }
+  int input_rows() const { return shape.channels() + shape.value_rows() + 2 * shape.heads; }
 };
 
 // Chooses the tokens that a latent layer reads (kernels/pooled_index.h). It keeps pooled keys, and the tokens of the
@@ -98,23 +116,40 @@ struct PooledIndexSpec {
   int query_rows() const { return shape.heads * shape.dim; }
 };
 
-// Multi-head latent attention (kernels/latent_attention.h), its queries through a narrow layer of their own:
-//   output(attention(query(norm(narrow)), latent)), narrow and latent rows of input(x).
+// The maps from latents to keys without rope and to values: one tensor [heads * (nope_dim + value_dim), rank], or two,
+// of which the keys' one is transposed: [heads, rank, nope_dim] and [heads, value_dim, rank].
+struct ExpansionSpec {
+  std::string both;
+  std::string keys, values;  // where `both` is empty
+
+  std::vector<const std::string*> tensors() const {
+    return both.empty() ? std::vector{&keys, &values} : std::vector{&both};
+  }
+};
+
+// Multi-head latent attention (kernels/latent_attention.h), its queries through a narrow layer of their own or not:
+//   output(attention(query(norm(narrow)), latent)), narrow and latent rows of input(x), or
+//   output(attention(queries, latent)), queries and latent rows of input(x).
 struct LatentSpec {
   std::string name;            // of the layer in the cache plan
   kernels::LatentShape shape;  // dtype aside
-  int query_rank = 0;
-  float scale = 0;   // of q . k
-  int rope = -1;     // index into ModelSpec::ropes; -1: none
-  MatrixSpec input;  // rows: query_rank, rank, rope_dim; with an indexer its keys (dim), gates (dim), weights (heads)
-  NormSpec query_norm;    // of query_rank
-  NormSpec latent_norm;   // of rank
-  MatrixSpec query;       // over query_rank; rows: heads of nope and rope; with an indexer its heads of dim
-  std::string expansion;  // [heads * (nope_dim + value_dim), rank]
+  int query_rank = 0;          // 0: no narrow layer
+  float scale = 0;             // of q . k
+  int rope = -1;               // index into ModelSpec::ropes; -1: none
+  // Rows: query_rank, or without it heads of nope and rope; rank; rope_dim; with an indexer its keys (dim), gates
+  // (dim), weights (heads).
+  MatrixSpec input;
+  NormSpec query_norm;   // of query_rank; absent without it
+  NormSpec latent_norm;  // of rank
+  // Over query_rank; rows: heads of nope and rope; with an indexer its heads of dim. Empty without query_rank.
+  MatrixSpec query;
+  ExpansionSpec expansion;
   MatrixSpec output;
   std::optional<PooledIndexSpec> indexer;
 
+  bool narrows_queries() const { return query_rank > 0; }
   int query_rows() const { return shape.heads * shape.query_dim(); }
+  int latent_offset() const { return narrows_queries() ? query_rank : query_rows(); }  // in the rows of `input`
   int value_rows() const { return shape.heads * shape.value_dim; }
 };
 

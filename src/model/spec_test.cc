@@ -54,6 +54,11 @@ TEST(ModelSpec, SharedLayersReadAnEarlierOneOfTheSameShape) {
             std::string::npos);
 }
 
+TEST(ModelSpec, GatesAreRowsBehindKeysAndValues) {
+  const auto message = refusal(+[](ModelSpec& s) { s.layers[0].attention().gated = true; });
+  EXPECT_NE(message.find("128 rows instead of 192: q, k, v, gates"), std::string::npos) << message;
+}
+
 TEST(ModelSpec, NamesAndMasksMustBePossible) {
   EXPECT_NE(refusal(+[](ModelSpec& s) { s.layers[1].attention().name = "a"; }).find("two layers"), std::string::npos);
   EXPECT_NE(refusal(+[](ModelSpec& s) { s.layers[1].attention().chunk = 16; }).find("both"), std::string::npos);
@@ -66,6 +71,7 @@ ModelSpec latent() {
   l.name = "a";
   l.shape = {.heads = 2, .nope_dim = 8, .rope_dim = 4, .value_dim = 8, .rank = 16};
   l.query_rank = 12;
+  l.query_norm = {"q_norm", 12};
   l.rope = 0;
   spec.ropes.push_back({.rotary_dim = 4});
   PooledIndexSpec& index = l.indexer.emplace();
@@ -86,6 +92,8 @@ TEST(ModelSpec, LatentLayersMakeWhatTheirShapesSay) {
   } cases[] = {{+[](LatentSpec& l) { l.input.parts.pop_back(); }, "32 rows instead of 50"},
                {+[](LatentSpec& l) { l.query.parts.pop_back(); }, "24 rows of queries, not 40"},
                {+[](LatentSpec& l) { l.query.cols = 13; }, "from 13 numbers, not from 12"},
+               {+[](LatentSpec& l) { l.query_norm = {}; }, "norm for narrow queries alone"},
+               {+[](LatentSpec& l) { l.query_rank = 0; }, "no narrow queries"},
                {+[](LatentSpec& l) { l.rope = -1; }, "no rope"},
                {+[](LatentSpec& l) { l.rope = 1; }, "rope 1 of 1"},
                {+[](LatentSpec& l) {
@@ -111,6 +119,20 @@ TEST(ModelSpec, LatentLayersMakeWhatTheirShapesSay) {
     EXPECT_EQ(result.error().kind, ErrorKind::kUnsupported);
     EXPECT_NE(result.error().message.find(c.says), std::string::npos) << result.error().message;
   }
+}
+
+// Queries without a narrow layer are rows of the input, and nothing else makes any.
+TEST(ModelSpec, LatentLayersMayMakeQueriesAtOnce) {
+  ModelSpec spec = latent();
+  auto& l = std::get<LatentSpec>(spec.layers[0].mixer);
+  l.indexer.reset();
+  l.query_rank = 0;
+  l.query_norm = {};
+  l.input = {{{"q", 2 * 12}, {"latent", 16 + 4}}, 64};
+  EXPECT_FALSE(validate(spec));
+  l.query = {};
+  EXPECT_TRUE(validate(spec));
+  EXPECT_EQ(spec.layers[0].matrices().size(), 4U);
 }
 
 }  // namespace

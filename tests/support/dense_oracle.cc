@@ -58,9 +58,11 @@ class Oracle {
       const Vector w = model_.values(part.tensor);
       const auto cols = static_cast<size_t>(matrix.cols);
       for (size_t p = 0; p < x.size(); ++p) {
-        for (size_t n = 0; n < static_cast<size_t>(part.rows); ++n) {
+        for (int n = 0; n < part.rows; ++n) {
+          int row = n;
+          if (const auto& g = part.groups) row = g->size * (n / g->count) + g->first + n % g->count;
           double sum = 0;
-          for (size_t k = 0; k < cols; ++k) sum += x[p][k] * w[n * cols + k];
+          for (size_t k = 0; k < cols; ++k) sum += x[p][k] * w[static_cast<size_t>(row) * cols + k];
           y[p].push_back(sum);
         }
       }
@@ -107,7 +109,9 @@ class Oracle {
     if (a.donor.empty()) {
       prepare(q, a.q_heads, a.kv_heads, a, a.k_norm);
       Rows kept;
-      for (const Vector& row : q) kept.emplace_back(row.begin() + a.q_heads * a.head_dim, row.end());
+      for (const Vector& row : q)
+        kept.emplace_back(row.begin() + a.q_heads * a.head_dim,
+                          row.begin() + (a.q_heads + 2 * a.kv_heads) * a.head_dim);
       kept_[a.name] = std::move(kept);
     }
     const Rows& kv = kept_.at(a.donor.empty() ? a.name : a.donor);
@@ -119,6 +123,8 @@ class Oracle {
         attend({q[p].data() + h * d, d}, kv, {first_key(a, p), p + 1}, {kv_head * d, v_head * d},
                static_cast<double>(a.scale), {out[p].data() + h * d, d});
       }
+      const size_t gates = q[p].size() - out[p].size();  // where it has gates
+      for (size_t i = 0; a.gated && i < out[p].size(); ++i) out[p][i] /= 1 + std::exp(-q[p][gates + i]);
     }
     return product(out, a.output);
   }
@@ -171,29 +177,31 @@ class Oracle {
   }
 
   Rows mixed(const Rows& x, const model::GatedDeltaSpec& g) const {
-    const auto heads = static_cast<size_t>(g.shape.heads), dk = static_cast<size_t>(g.shape.key_dim),
-               dv = static_cast<size_t>(g.shape.value_dim), width = static_cast<size_t>(g.shape.conv_width);
+    const auto heads = static_cast<size_t>(g.shape.heads), key_heads = static_cast<size_t>(g.shape.key_heads),
+               dk = static_cast<size_t>(g.shape.key_dim), dv = static_cast<size_t>(g.shape.value_dim),
+               width = static_cast<size_t>(g.shape.conv_width), keys = key_heads * dk;
     const Rows in = product(x, g.input);
     const Vector conv = model_.values(g.conv), rate = model_.values(g.decay), bias = model_.values(g.dt_bias),
                  weight = model_.values(g.norm.tensor);
-    const Rows q = convolved(in, conv, width, 0, heads * dk), k = convolved(in, conv, width, heads * dk, heads * dk),
-               v = convolved(in, conv, width, 2 * heads * dk, heads * dv);
-    const size_t z_at = heads * (2 * dk + dv), a_at = z_at + heads * dv, b_at = a_at + heads;
+    const Rows q = convolved(in, conv, width, 0, keys), k = convolved(in, conv, width, keys, keys),
+               v = convolved(in, conv, width, 2 * keys, heads * dv);
+    const size_t z_at = 2 * keys + heads * dv, a_at = z_at + heads * dv, b_at = a_at + heads;
     Rows out(x.size(), Vector(heads * dv));
     for (size_t h = 0; h < heads; ++h) {
+      const size_t kh = g.shape.tiled ? h % key_heads : h * key_heads / heads;
       std::vector<Vector> s(dv, Vector(dk));
       for (size_t p = 0; p < x.size(); ++p) {
-        const Vector qh = unit(&q[p][h * dk], dk, 1 / std::sqrt(static_cast<double>(dk))),
-                     kh = unit(&k[p][h * dk], dk, 1);
+        const Vector query = unit(&q[p][kh * dk], dk, 1 / std::sqrt(static_cast<double>(dk))),
+                     key = unit(&k[p][kh * dk], dk, 1);
         const double decay = std::exp(-std::exp(rate[h]) * std::log1p(std::exp(in[p][a_at + h] + bias[h])));
         const double beta = 1 / (1 + std::exp(-in[p][b_at + h]));
         double* o = &out[p][h * dv];
         for (size_t j = 0; j < dv; ++j) {
           double seen = 0;
-          for (size_t i = 0; i < dk; ++i) seen += (s[j][i] *= decay) * kh[i];
+          for (size_t i = 0; i < dk; ++i) seen += (s[j][i] *= decay) * key[i];
           for (size_t i = 0; i < dk; ++i) {
-            s[j][i] += beta * (v[p][h * dv + j] - seen) * kh[i];
-            o[j] += s[j][i] * qh[i];
+            s[j][i] += beta * (v[p][h * dv + j] - seen) * key[i];
+            o[j] += s[j][i] * query[i];
           }
         }
         normalise(o, dv, weight);
@@ -210,7 +218,7 @@ class Oracle {
   Rows mixed(const Rows& x, const model::LatentSpec& l) const {
     const auto heads = static_cast<size_t>(l.shape.heads), nope = static_cast<size_t>(l.shape.nope_dim),
                turned = static_cast<size_t>(l.shape.rope_dim), dv = static_cast<size_t>(l.shape.value_dim),
-               rank = static_cast<size_t>(l.shape.rank), narrow = static_cast<size_t>(l.query_rank);
+               rank = static_cast<size_t>(l.shape.rank), narrow = static_cast<size_t>(l.latent_offset());
     const Rows in = product(x, l.input);
     Rows down, latent, pe;
     for (size_t p = 0; p < x.size(); ++p) {
@@ -221,8 +229,8 @@ class Oracle {
       if (turned > 0) turn(pe[p].data(), l.shape.rope_dim, spec_.ropes[static_cast<size_t>(l.rope)], p);
     }
     latent = normed(latent, l.latent_norm);
-    Rows q = product(normed(down, l.query_norm), l.query);
-    const Vector w = model_.values(l.expansion);
+    Rows q = l.query_rank > 0 ? product(normed(down, l.query_norm), l.query) : down;
+    const Vector w = model_.values(l.expansion.both);
     Rows out(x.size(), Vector(heads * dv));
     for (size_t h = 0; h < heads; ++h) {
       Rows k(x.size()), v(x.size());

@@ -1,7 +1,9 @@
 #include "support/synthetic_model.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 
 #include "base/dtype.h"
 
@@ -59,7 +61,14 @@ model::AttentionSpec SyntheticModel::attention(int index, const SyntheticLayer& 
   a.window = layer.window;
   a.chunk = layer.chunk;
   a.rope = rope_of(layer.head_dim);
-  a.qkv = {{part(prefix + "q", q_rows, kHidden)}, kHidden};
+  a.gated = layer.gated;
+  std::vector<model::MatrixPart> q;
+  if (layer.gated) {
+    q = grouped(prefix + "q_gate", layer.q_heads, std::array{layer.head_dim, layer.head_dim}, kHidden);
+  } else {
+    q.push_back(part(prefix + "q", q_rows, kHidden));
+  }
+  a.qkv = {{q.front()}, kHidden};
   a.q_norm = norm(prefix + "q_norm", layer.head_dim);
   if (layer.donor >= 0) {
     a.donor = layer_name(layer.donor);
@@ -68,6 +77,7 @@ model::AttentionSpec SyntheticModel::attention(int index, const SyntheticLayer& 
     a.qkv.parts.push_back(part(prefix + "v", kv_rows, kHidden));
     a.k_norm = norm(prefix + "k_norm", layer.head_dim);
   }
+  if (layer.gated) a.qkv.parts.push_back(q.back());
   a.output = {{part(prefix + "o", kHidden, q_rows)}, q_rows, q_rows / layer.kv_heads};
   return a;
 }
@@ -76,11 +86,24 @@ model::GatedDeltaSpec SyntheticModel::gated_delta(int index, const SyntheticLaye
   const std::string prefix = layer_name(index) + ".delta.";
   model::GatedDeltaSpec g;
   g.name = layer_name(index);
-  g.shape = {.heads = layer.state_heads, .key_dim = layer.head_dim, .value_dim = 2 * layer.head_dim, .conv_width = 4};
-  const int k = g.shape.heads * g.shape.key_dim, v = g.value_rows(), h = g.shape.heads;
-  g.input = {{part(prefix + "q", k, kHidden), part(prefix + "k", k, kHidden), part(prefix + "v", v, kHidden),
-              part(prefix + "z", v, kHidden), part(prefix + "a", h, kHidden), part(prefix + "b", h, kHidden)},
-             kHidden};
+  g.shape = {.heads = layer.state_heads,
+             .key_heads = layer.key_heads > 0 ? layer.key_heads : layer.state_heads,
+             .tiled = layer.tiled,
+             .key_dim = layer.head_dim,
+             .value_dim = 2 * layer.head_dim,
+             .conv_width = 4};
+  const int k = g.shape.key_rows(), v = g.shape.value_rows(), h = g.shape.heads;
+  if (layer.key_heads > 0) {
+    const int groups = layer.key_heads;
+    g.input = {grouped(prefix + "qkvz", groups, std::array{k / groups, k / groups, v / groups, v / groups}, kHidden),
+               kHidden};
+    const auto ba = grouped(prefix + "ba", groups, std::array{h / groups, h / groups}, kHidden);
+    g.input.parts.insert(g.input.parts.end(), {ba.back(), ba.front()});
+  } else {
+    g.input = {{part(prefix + "q", k, kHidden), part(prefix + "k", k, kHidden), part(prefix + "v", v, kHidden),
+                part(prefix + "z", v, kHidden), part(prefix + "a", h, kHidden), part(prefix + "b", h, kHidden)},
+               kHidden};
+  }
   g.conv = prefix + "conv";
   tensor(g.conv, {g.shape.channels(), 4}, 0, 0.5F);
   g.decay = prefix + "decay";
@@ -109,15 +132,16 @@ model::LatentSpec SyntheticModel::latent(int index, const SyntheticLayer& layer)
              .rope_dim = turned,
              .value_dim = layer.head_dim + 4,
              .rank = layer.rank};
-  l.query_rank = 24;
+  l.query_rank = layer.narrow ? 24 : 0;
   l.scale = 1 / std::sqrt(static_cast<float>(l.shape.query_dim()));
   l.rope = layer.turned ? rope_of(turned) : -1;
-  l.input = {{part(prefix + "query_down", l.query_rank, kHidden), part(prefix + "latent", l.shape.row_dim(), kHidden)},
-             kHidden};
-  l.query_norm = norm(prefix + "q_norm", l.query_rank);
+  l.input = {
+      {part(prefix + "query_down", l.latent_offset(), kHidden), part(prefix + "latent", l.shape.row_dim(), kHidden)},
+      kHidden};
+  if (layer.narrow) l.query_norm = norm(prefix + "q_norm", l.query_rank);
   l.latent_norm = norm(prefix + "latent_norm", layer.rank);
-  l.query = {{part(prefix + "query_up", l.query_rows(), l.query_rank)}, l.query_rank};
-  l.expansion = part(prefix + "expansion", l.shape.expansion_rows(), layer.rank).tensor;
+  if (layer.narrow) l.query = {{part(prefix + "query_up", l.query_rows(), l.query_rank)}, l.query_rank};
+  l.expansion.both = part(prefix + "expansion", l.shape.expansion_rows(), layer.rank).tensor;
   if (layer.pool > 0) indexer(prefix, layer, l);
   l.output = {{part(prefix + "o", kHidden, l.value_rows())}, l.value_rows(), l.shape.value_dim};
   return l;
@@ -156,6 +180,19 @@ void SyntheticModel::tensor(const std::string& name, std::vector<int64_t> shape,
 model::MatrixPart SyntheticModel::part(const std::string& name, int rows, int cols) {
   tensor(name, {rows, cols}, 0, 1 / std::sqrt(static_cast<float>(cols)));
   return {name, rows, 0};
+}
+
+std::vector<model::MatrixPart> SyntheticModel::grouped(const std::string& name, int groups, std::span<const int> counts,
+                                                       int cols) {
+  const int size = std::accumulate(counts.begin(), counts.end(), 0);
+  part(name, groups * size, cols);
+  std::vector<model::MatrixPart> parts;
+  int first = 0;
+  for (const int count : counts) {
+    parts.push_back({.tensor = name, .rows = groups * count, .groups = model::RowGroups{size, first, count}});
+    first += count;
+  }
+  return parts;
 }
 
 model::NormSpec SyntheticModel::norm(const std::string& name, int size) {

@@ -24,8 +24,12 @@ struct SyntheticLayer {
   int window = 0;
   int chunk = 0;
   int donor = -1;       // index of the layer whose cache it reads
+  bool gated = false;   // whether attention's heads have output gates, beside them in one tensor
   int state_heads = 0;  // > 0: gated delta with so many heads of head_dim keys and 2 * head_dim values
+  int key_heads = 0;    // > 0: which share so many key heads, whose rows lie together in one tensor
+  bool tiled = false;   // whether heads that share a key head lie apart
   int rank = 0;         // > 0: latent attention of q_heads heads of head_dim, and half of it turned
+  bool narrow = true;   // whether its queries come through a narrow layer
   bool turned = true;   // whether it has dimensions with rope
   int pool = 0;         // > 0: and it reads the tokens of the best pools of so many tokens
   int top_k = 0;        // tokens that it reads then
@@ -46,6 +50,8 @@ class SyntheticModel : public weights::TensorSource {
  private:
   void tensor(const std::string& name, std::vector<int64_t> shape, float mean, float deviation);
   model::MatrixPart part(const std::string& name, int rows, int cols);
+  // Parts of one tensor: `counts` rows of each in every one of its `groups` groups.
+  std::vector<model::MatrixPart> grouped(const std::string& name, int groups, std::span<const int> counts, int cols);
   model::NormSpec norm(const std::string& name, int size);
   model::AttentionSpec attention(int index, const SyntheticLayer& layer);
   model::GatedDeltaSpec gated_delta(int index, const SyntheticLayer& layer);

@@ -60,6 +60,11 @@ void gelu_tanh_mul(const float* gate, const float* up, int n, float* out) {
       gate, up);
 }
 
+void sigmoid_mul(const float* gate, const float* x, int n, float* out) {
+  map_row(
+      n, out, [](Lanes g, Lanes v) { return div(v, add(Lanes::set(1), exp_lanes(sub(Lanes::set(0), g)))); }, gate, x);
+}
+
 void add_rows(const float* a, const float* b, int n, float* out) {
   map_row(n, out, [](Lanes x, Lanes y) { return add(x, y); }, a, b);
 }
@@ -114,7 +119,7 @@ void rope_interleaved(const RopeArgs& a) {
   }
 }
 
-constexpr RowKernels kRowKernels = {rms_norm,  silu_mul,     gelu_tanh_mul, add_rows,
+constexpr RowKernels kRowKernels = {rms_norm,  silu_mul,     gelu_tanh_mul, sigmoid_mul,     add_rows,
                                     scale_row, soft_cap_row, rope_half,     rope_interleaved};
 
 }  // namespace
