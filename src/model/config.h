@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -73,6 +74,15 @@ class GgufConfig {
   const weights::GgufFile& file_;
   std::string architecture_;
 };
+
+// For reading many values: moves that of `result` to `to`, or keeps the first error in `error`.
+template <class T, class U>
+void take(Result<T> result, U& to, std::optional<Error>& error) {
+  if (result)
+    to = static_cast<U>(*result);
+  else if (!error)
+    error = std::move(result.error());
+}
 
 // Bounds that no sane model leaves; they keep products of sizes inside int64_t.
 inline constexpr int kMaxLayers = 4096;

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <set>
@@ -319,8 +320,9 @@ Result<void> load_mixer(Loader& loader, const GatedDeltaSpec& spec, LayerWeights
   if (auto loaded = loader.convolution(spec.conv, shape.channels(), shape.conv_width, out.conv); !loaded) return loaded;
   if (auto loaded = loader.numbers(spec.decay, {shape.heads}, out.rate); !loaded) return loaded;
   for (float& rate : out.rate) {
+    const bool number = std::isfinite(rate);
     rate = spec.decay_form == DecayForm::kLogarithm ? kernels::exp(rate) : -rate;
-    if (!(rate >= 0 && rate <= std::numeric_limits<float>::max()))
+    if (!number || !std::isfinite(rate) || rate < 0)
       return fail(ErrorKind::kCorruptFile,
                   fmt::format("tensor {} means rates of decay that are negative or not finite", spec.decay),
                   spec.decay);

@@ -44,10 +44,23 @@ Json read_golden(const std::string& folder) {
   return Json::parse(in);
 }
 
-// 0.6, or as much as the reference itself drifts with bf16 activations.
+// How far the reference itself drifts with bf16 activations.
+double reference_drift(const std::string& folder) {
+  return read_golden(folder)["bf16_activation_check"]["max_abs_top5_logprob_diff"].get<double>();
+}
+
+// Whether rounding changes choices (of experts, of tokens that are read), or is amplified by the norm behind a state
+// that is near zero: one row in a hundred says something else then, in the reference too.
+bool is_sensitive(const std::string& folder) { return reference_drift(folder) > 1; }
+
+// 0.6, or as much as the reference drifts. Of sensitive models the greedy tokens are compared up to the first that
+// differs.
 Tolerance bf16_tolerance(const std::string& folder) {
-  const double drift = read_golden(folder)["bf16_activation_check"]["max_abs_top5_logprob_diff"].get<double>();
-  return {10, std::max(0.6, drift), 0.25};
+  return {10, std::max(0.6, reference_drift(folder)), is_sensitive(folder) ? 100 : 0.25};
+}
+
+double mean(const std::vector<double>& values) {
+  return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
 }
 
 // All prompts at once: their steps share batches. `all` gets every difference of a top-5 log-probability.
@@ -111,8 +124,7 @@ void check_model(const std::string& folder, EngineOptions options, const Toleran
 // 2,500 of them tell the mean to 5 % and that quantile to 10 %; the allowance is two of these.
 void expect_error_of_int8_activations(std::vector<double> differences) {
   std::ranges::sort(differences);
-  const double mean = std::reduce(differences.begin(), differences.end()) / static_cast<double>(differences.size());
-  EXPECT_LT(mean, 0.11);
+  EXPECT_LT(mean(differences), 0.11);
   EXPECT_LT(differences[differences.size() * 99 / 100], 0.54);
 }
 
@@ -125,17 +137,21 @@ TEST_P(TinyModels, F32EqualsTheReference) {
 
 TEST_P(TinyModels, BF16StaysWithinTheDriftOfBF16Activations) {
   const std::string folder = golden_dir() + "/" + GetParam();
-  check_model(folder, {.model = folder, .profile = Profile::kBF16}, bf16_tolerance(folder));
+  std::vector<double> differences;
+  check_model(folder, {.model = folder, .profile = Profile::kBF16}, bf16_tolerance(folder), &differences);
+  EXPECT_LT(mean(differences), is_sensitive(folder) ? 0.25 : 0.1);  // seen: up to 0.17, and to 0.063
 }
 
 // Rounding to int8 is 2^-8 of a group's largest weight, to int4 2^-4. Such tiny models amplify it: int8 was seen to
-// move log-probabilities by 0.11 to 0.26, int4 by ten times that.
+// move log-probabilities by 0.11 to 0.26, int4 by ten times that; of sensitive models by 0.9, and as far as by chance.
 TEST_P(TinyModels, OnlineQuantisationStaysNearTheReference) {
   const std::string folder = golden_dir() + "/" + GetParam();
-  for (const auto& [quantization, bound] : {std::pair{Quantization::kInt8, 0.35}, {Quantization::kInt4, 3.5}}) {
+  const bool sensitive = is_sensitive(folder);
+  for (const auto& [quantization, bound] :
+       {std::pair{Quantization::kInt8, sensitive ? 1.5 : 0.35}, {Quantization::kInt4, sensitive ? 10 : 3.5}}) {
     std::vector<double> differences;
     check_model(folder, {.model = folder, .quantization = quantization}, {100, 100, 100}, &differences);
-    EXPECT_LT(std::reduce(differences.begin(), differences.end()) / static_cast<double>(differences.size()), bound);
+    EXPECT_LT(mean(differences), bound);
   }
 }
 
@@ -160,7 +176,7 @@ TEST_P(TinyGguf, F32EqualsTheReference) {
   check_model(dir + GetParam(), {.model = dir + "gguf/" + GetParam() + ".gguf", .profile = Profile::kF32}, kF32);
 }
 
-INSTANTIATE_TEST_SUITE_P(Golden, TinyGguf, ::testing::Values("llama_untied", "qwen3", "gemma3"),
+INSTANTIATE_TEST_SUITE_P(Golden, TinyGguf, ::testing::Values("llama_untied", "qwen3", "gemma3", "qwen3_5"),
                          [](const auto& info) { return info.param; });
 
 // As they are served: integers with a layout of their own by int8 activations, others as bf16, whose error is smaller.

@@ -11,6 +11,8 @@ Result<ModelSpec> llama_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> llama_from_gguf(const GgufConfig& config);
 Result<ModelSpec> qwen3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> qwen3_from_gguf(const GgufConfig& config);
+Result<ModelSpec> qwen3_5_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> qwen3_5_from_gguf(const GgufConfig& config);
 Result<ModelSpec> gemma3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> gemma3_from_gguf(const GgufConfig& config);
 

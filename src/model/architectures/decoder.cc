@@ -25,15 +25,6 @@ Result<DecoderSizes> checked(DecoderSizes sizes) {
   return sizes;
 }
 
-// Moves the value of `result` to `to`, or keeps the first error in `error`.
-template <class T, class U>
-void take(Result<T> result, U& to, std::optional<Error>& error) {
-  if (result)
-    to = static_cast<U>(*result);
-  else if (!error)
-    error = std::move(result.error());
-}
-
 MatrixPart part(const std::string& prefix, const std::string& name, int rows) { return {prefix + name, rows, 0}; }
 
 }  // namespace

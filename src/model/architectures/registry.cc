@@ -15,6 +15,7 @@ struct HuggingFaceEntry {
 constexpr std::array kHuggingFace = {
     HuggingFaceEntry{"LlamaForCausalLM", llama_from_hugging_face},
     HuggingFaceEntry{"Qwen3ForCausalLM", qwen3_from_hugging_face},
+    HuggingFaceEntry{"Qwen3_5ForCausalLM", qwen3_5_from_hugging_face},
     HuggingFaceEntry{"Gemma3ForCausalLM", gemma3_from_hugging_face},
 };
 
@@ -25,6 +26,7 @@ struct GgufEntry {
 constexpr std::array kGguf = {
     GgufEntry{"llama", llama_from_gguf},
     GgufEntry{"qwen3", qwen3_from_gguf},
+    GgufEntry{"qwen35", qwen3_5_from_gguf},
     GgufEntry{"gemma3", gemma3_from_gguf},
 };
 

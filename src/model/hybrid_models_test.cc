@@ -1,0 +1,132 @@
+// Configurations and tensors of models with recurrent layers or latent attention.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "model/architectures/architectures.h"
+#include "model/load.h"
+#include "model/open_checkpoint.h"
+
+namespace quire::model {
+namespace {
+
+using Json = nlohmann::json;
+
+weights::Checkpoint open(const std::string& name) {
+  auto checkpoint = open_checkpoint(std::string(QUIRE_TEST_DATA) + "/models/" + name);
+  EXPECT_TRUE(checkpoint) << checkpoint.error().message;
+  return std::move(*checkpoint);
+}
+
+// The spec of a fixture whose configuration has other values; null takes a key away.
+Result<ModelSpec> changed(const std::string& name, const Json& changes) {
+  weights::Checkpoint checkpoint = open(name);
+  Json config = Json::parse(checkpoint.config_json);
+  config.merge_patch(changes);
+  checkpoint.config_json = config.dump();
+  auto spec = make_spec(checkpoint);
+  if (spec)
+    if (auto valid = validate(*spec); !valid) return std::unexpected(valid.error());
+  return spec;
+}
+
+void expect_refused(const std::string& name, const Json& changes, const std::string& param) {
+  const auto spec = changed(name, changes);
+  ASSERT_FALSE(spec) << changes;
+  EXPECT_EQ(spec.error().param, param) << spec.error().message;
+}
+
+// A checkpoint of which one tensor holds other numbers.
+class Altered : public weights::TensorSource {
+ public:
+  Altered(const weights::TensorSource& from, std::string_view name, float value) {
+    list_.assign(from.tensors().begin(), from.tensors().end());
+    for (weights::Tensor& tensor : list_) {
+      if (tensor.name != name) continue;
+      values_.assign(static_cast<size_t>(tensor.elements()), value);
+      tensor.format = weights::WeightFormat::kF32;
+      tensor.data = std::as_bytes(std::span(values_));
+    }
+  }
+  const weights::Tensor* find(std::string_view name) const override {
+    const auto it = std::ranges::find(list_, name, &weights::Tensor::name);
+    return it == list_.end() ? nullptr : &*it;
+  }
+  std::span<const weights::Tensor> tensors() const override { return list_; }
+  Result<const weights::Tensor*> require(std::string_view name) const override {
+    if (const auto* tensor = find(name)) return tensor;
+    return fail(ErrorKind::kNotFound, "no such tensor", std::string(name));
+  }
+
+ private:
+  std::vector<weights::Tensor> list_;
+  std::vector<float> values_;
+};
+
+TEST(Qwen35, MakesWhatItsConfigurationSays) {
+  const auto spec = changed("qwen3_5", Json::object());
+  ASSERT_TRUE(spec) << spec.error().message;
+  for (const size_t layer : {0U, 1U, 2U, 4U}) {
+    const auto& g = std::get<GatedDeltaSpec>(spec->layers[layer].mixer);
+    EXPECT_EQ(g.shape.heads, 4);
+    EXPECT_EQ(g.shape.key_heads, 2);
+    EXPECT_FALSE(g.shape.tiled);
+    EXPECT_EQ(g.norm.offset, 0);
+    EXPECT_EQ(spec->layers[layer].attention_norm.offset, 1);
+  }
+  const AttentionSpec& a = spec->layers[3].attention();
+  EXPECT_TRUE(a.gated);
+  EXPECT_EQ(a.k_norm.offset, 1);
+  EXPECT_EQ(spec->ropes.at(static_cast<size_t>(a.rope)).rotary_dim, 4);
+  EXPECT_TRUE(spec->tied_head());
+}
+
+TEST(Qwen35, OlderConfigurationsNameAnInterval) {
+  const Json old = {{"layer_types", nullptr}, {"rope_parameters", nullptr}, {"rope_theta", 1e7}};
+  const auto spec = changed("qwen3_5", old);
+  ASSERT_TRUE(spec) << spec.error().message;
+  for (size_t i = 0; i < 5; ++i) EXPECT_EQ(std::holds_alternative<AttentionSpec>(spec->layers[i].mixer), i == 3) << i;
+  EXPECT_EQ(spec->ropes[0].rotary_dim, 4);  // a quarter unless said otherwise
+  Json three = old, ungated = {{"attn_output_gate", false}};
+  three["full_attention_interval"] = 3;
+  EXPECT_TRUE(std::holds_alternative<AttentionSpec>(changed("qwen3_5", three)->layers[2].mixer));
+  EXPECT_FALSE(changed("qwen3_5", ungated)->layers[3].attention().gated);
+}
+
+TEST(Qwen35, RefusesWhatItDoesNotCompute) {
+  const std::pair<Json, const char*> cases[] = {
+      {{{"attention_bias", true}}, "attention_bias"},
+      {{{"hidden_act", "gelu"}}, "hidden_act"},
+      {{{"layer_types", {"linear_attention"}}}, "layer_types"},
+      {{{"layer_types", {"a", "a", "a", "a", "a"}}}, "layer_types"},
+      {{{"linear_num_key_heads", 3}}, "key heads"},
+      {{{"linear_num_key_heads", 0}}, "linear_num_key_heads"},
+      {{{"linear_num_value_heads", nullptr}}, "linear_num_value_heads"},
+      {{{"linear_key_head_dim", 512}}, "key dimension"},
+      {{{"linear_value_head_dim", "8"}}, "linear_value_head_dim"},
+      {{{"linear_conv_kernel_dim", 9}}, "convolution"},
+      {{{"rope_parameters", {{"partial_rotary_factor", 2}}}}, "rope_parameters/partial_rotary_factor"},
+      {{{"rope_parameters", {{"partial_rotary_factor", 0.01}}}}, "rope_parameters/partial_rotary_factor"}};
+  for (const auto& [changes, param] : cases) expect_refused("qwen3_5", changes, param);
+}
+
+TEST(Qwen35, NamesRatesThatAreNone) {
+  const weights::Checkpoint file = open("qwen3_5"), gguf = open("gguf/qwen3_5.gguf");
+  const std::pair<const weights::Checkpoint*, std::string> cases[] = {{&file, "model.layers.2.linear_attn.A_log"},
+                                                                      {&gguf, "blk.2.ssm_a"}};
+  for (const auto& [checkpoint, name] : cases)
+    for (const float value : {std::numeric_limits<float>::quiet_NaN(), 1e10F}) {
+      Allocator allocator;
+      ThreadPool pool(1);
+      const Altered tensors(*checkpoint->tensors, name, value);
+      const auto model = load_weights(*make_spec(*checkpoint), tensors, Profile::kF32, {allocator, pool, {}});
+      ASSERT_FALSE(model) << name << value;
+      EXPECT_EQ(model.error().kind, ErrorKind::kCorruptFile);
+      EXPECT_EQ(model.error().param, name);
+    }
+}
+
+}  // namespace
+}  // namespace quire::model
