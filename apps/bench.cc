@@ -1,5 +1,6 @@
 // quire bench: prefill and decode speed of the engine alone, in the terms of llama-bench (pp: prompt processing, tg:
-// token generation). Each figure is the median of the repetitions, after one run that is not counted.
+// token generation). Each figure is the median of the repetitions, after one run that is not counted. Profiles come
+// from runs of their own, since they read clocks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 #include "commands.h"
 #include "engine/core.h"
 #include "engine/loaded_model.h"
+#include "kernels/probe.h"
+#include "profile_report.h"
 
 namespace quire::apps {
 namespace {
@@ -21,6 +24,8 @@ struct Figure {
   std::string name;
   std::vector<double> tokens_per_second;  // sorted
   double overhead_us = 0;                 // a step: planning, tables, delivery; all but forward pass and sampling
+  std::optional<exec::StepProfile> profile = {};
+  kernels::MachinePeaks peaks = {};
   double median() const { return tokens_per_second[tokens_per_second.size() / 2]; }
 };
 
@@ -45,7 +50,7 @@ class Runner {
 
   // Tokens a second: of the prompt, up to its first token, if one token is generated; else of all requests together
   // from the moment on when each has its first token, so that decoding is timed alone.
-  double run(int requests, int prompt_tokens, int generated) {
+  double run(int requests, int prompt_tokens, int generated, exec::StepProfile* profile) {
     int started = 0, ended = 0;
     size_t tokens = 0;
     for (int i = 0; i < requests; ++i) {
@@ -65,9 +70,11 @@ class Runner {
           },
           engine::Core::Clock::now());
     }
+    if (generated == 1) core_.set_profile(profile);
     const double begin = now_seconds();
     while (started < requests) step();
     const double prefilled = now_seconds();
+    core_.set_profile(nullptr);
     if (generated == 1) return prompt_tokens / (prefilled - begin);
     if (ended > 0)
       std::exit(report({ErrorKind::kInvalidRequest,
@@ -75,7 +82,9 @@ class Runner {
                                     "more tokens to generate are needed",
                                     requests)}));
     tokens = 0;
+    core_.set_profile(profile);
     while (ended < requests) step();
+    core_.set_profile(nullptr);
     return static_cast<double>(tokens) / (now_seconds() - prefilled);
   }
 
@@ -89,33 +98,55 @@ class Runner {
   uint64_t runs_ = 0;
 };
 
-Figure measure(const engine::Core& core, const std::string& name, int repetitions, const std::function<double()>& run) {
-  run();
+using Run = std::function<double(exec::StepProfile*)>;
+
+// Of the fastest of the repetitions: what disturbs the machine disturbs that one least.
+Result<void> profile(const engine::Core& core, int repetitions, const Run& run, Figure& figure) {
+  Allocator allocator;
+  const auto peaks = kernels::probe_peaks(core.model().kernels, *core.model().pool, allocator);
+  if (!peaks) return std::unexpected(peaks.error());
+  figure.peaks = *peaks;
+  for (int i = 0; i < repetitions; ++i) {
+    exec::StepProfile one;
+    run(&one);
+    if (!figure.profile || one.seconds() < figure.profile->seconds()) figure.profile = one;
+  }
+  return {};
+}
+
+Figure measure(const engine::Core& core, const std::string& name, const BenchFlags& flags, const Run& run) {
+  run(nullptr);
   const EngineStats before = core.stats();
   Figure figure{name, {}};
-  for (int i = 0; i < repetitions; ++i) figure.tokens_per_second.push_back(run());
+  for (int i = 0; i < flags.repetitions; ++i) figure.tokens_per_second.push_back(run(nullptr));
   std::ranges::sort(figure.tokens_per_second);
   const EngineStats after = core.stats();
   figure.overhead_us =
       1e6 * (after.overhead_seconds - before.overhead_seconds) / static_cast<double>(after.steps - before.steps);
+  if (flags.profile)
+    if (auto done = profile(core, flags.repetitions, run, figure); !done) std::exit(report(done.error()));
   return figure;
 }
 
 void print(const std::vector<Figure>& figures, const BenchFlags& flags, const ModelInfo& info) {
   if (!flags.json) {
     fmt::print("{} ({}, {} threads)\n", flags.engine.model.string(), info.isa, info.threads);
-    for (const Figure& f : figures)
+    for (const Figure& f : figures) {
       fmt::print("{:>12}  {:9.1f} tokens/s  ({:.1f} .. {:.1f}), {:.0f} us a step outside the model\n", f.name,
                  f.median(), f.tokens_per_second.front(), f.tokens_per_second.back(), f.overhead_us);
+      if (f.profile) fmt::print("{}", profile_table(*f.profile, f.peaks));
+    }
     return;
   }
   nlohmann::json results = nlohmann::json::array();
-  for (const Figure& f : figures)
+  for (const Figure& f : figures) {
     results.push_back({{"name", f.name},
                        {"tokens_per_second", f.median()},
                        {"min", f.tokens_per_second.front()},
                        {"max", f.tokens_per_second.back()},
                        {"overhead_us_per_step", f.overhead_us}});
+    if (f.profile) results.back()["profile"] = profile_json(*f.profile, f.peaks);
+  }
   const nlohmann::json out = {
       {"model", flags.engine.model.string()}, {"isa", info.isa}, {"threads", info.threads}, {"results", results}};
   fmt::print("{}\n", out.dump(2));
@@ -179,20 +210,18 @@ int bench(const BenchFlags& flags) {
   if (!core) return report(core.error());
   Runner runner(**core);
   std::vector<Figure> figures;
+  const auto add = [&](const std::string& name, int requests, int prompt, int generated) {
+    figures.push_back(measure(**core, name, flags, [&](exec::StepProfile* profile) {
+      return runner.run(requests, prompt, generated, profile);
+    }));
+  };
   for (int prompt : flags.prompt_tokens)
-    if (prompt > 0)
-      figures.push_back(
-          measure(**core, fmt::format("pp{}", prompt), flags.repetitions, [&] { return runner.run(1, prompt, 1); }));
+    if (prompt > 0) add(fmt::format("pp{}", prompt), 1, prompt, 1);
   if (flags.generated_tokens > 0) {
+    const std::string name = fmt::format("tg{}", flags.generated_tokens);
     for (int batch : flags.batch)
-      figures.push_back(measure(**core,
-                                batch == 1 ? fmt::format("tg{}", flags.generated_tokens)
-                                           : fmt::format("tg{}@{}", flags.generated_tokens, batch),
-                                flags.repetitions,
-                                [&] { return runner.run(batch, kDecodePrompt, flags.generated_tokens); }));
-    for (int depth : flags.depth)
-      figures.push_back(measure(**core, fmt::format("tg{}@d{}", flags.generated_tokens, depth), flags.repetitions,
-                                [&] { return runner.run(1, depth, flags.generated_tokens); }));
+      add(batch == 1 ? name : fmt::format("{}@{}", name, batch), batch, kDecodePrompt, flags.generated_tokens);
+    for (int depth : flags.depth) add(fmt::format("{}@d{}", name, depth), 1, depth, flags.generated_tokens);
   }
   print(figures, flags, (*core)->info());
   return 0;

@@ -149,6 +149,7 @@ void add_bench_flags(CLI::App& app, BenchFlags& f) {
   app.add_option("-r,--repetitions", f.repetitions, "Runs of each test")
       ->capture_default_str()
       ->check(integer(1, 1000));
+  app.add_flag("--profile", f.profile, "Also the time of each operator, beside the machine's peaks");
   app.add_flag("--json", f.json, "Print JSON");
 }
 

@@ -34,6 +34,7 @@ struct BenchFlags {
   std::vector<int> batch = {1};
   std::vector<int> depth;  // one request's decode behind prompts of these lengths, too
   int repetitions = 3;
+  bool profile = false;  // each test once more with the time of its operators
   bool json = false;
 };
 

@@ -115,6 +115,7 @@ void Core::end(RequestId id, Update&& update) {
 
 Result<void> Core::step() {
   const auto start = Clock::now();
+  if (profile_ != nullptr) profile_->resume();
   const sched::TokenBudget budget = budget_.next(scheduler_.num_decoding(), scheduler_.num_requests() == 1);
   plan_ = scheduler_.schedule(budget, seconds(start.time_since_epoch()), std::move(plan_));
   if (plan_.requests.empty()) {
@@ -134,11 +135,18 @@ Result<void> Core::step() {
   updates_.resize(std::max(updates_.size(), plan_.requests.size()));
   for (Update& update : updates_) renew(update);
 
+  if (profile_ != nullptr) {
+    profile_->charge(exec::Operator::kOutside);
+    profile_->count(exec::work_of_step(model_->model, model_->kernels, batch_, model_->attention));
+    profile_->resume();
+  }
+
   const auto forward = Clock::now();
-  model_->forward->run(batch_, model_->attention, [&](const exec::LogitsBlock& block) { use_logits(block); });
+  model_->forward->run(batch_, model_->attention, [&](const exec::LogitsBlock& block) { use_logits(block); }, profile_);
   const auto forward_end = Clock::now();
 
   finish_step();
+  if (profile_ != nullptr) profile_->charge(exec::Operator::kOutside);
   const auto end = Clock::now();
   budget_.observe(plan_.total_tokens, seconds(end - start));
   count_step(plan_.total_tokens);

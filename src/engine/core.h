@@ -49,6 +49,8 @@ class Core {
   // For tests: what sees the logits of every row before they are used.
   using Probe = std::function<void(RequestId id, int64_t position, std::span<const float> logits)>;
   void set_probe(Probe probe) { probe_ = std::move(probe); }
+  // Where the time of the next steps goes; null: they are not timed.
+  void set_profile(exec::StepProfile* profile) { profile_ = profile; }
   const LoadedModel& model() const { return *model_; }
   const sched::Scheduler& scheduler() const { return scheduler_; }
 
@@ -95,6 +97,7 @@ class Core {
   std::unordered_map<RequestId, Active> active_;
   EngineStats counters_;
   Probe probe_;
+  exec::StepProfile* profile_ = nullptr;
 
   // Of the current step; all of it is kept, so that a step in which requests only go on allocates nothing.
   sched::StepPlan plan_;

@@ -104,11 +104,14 @@ Result<Forward> Forward::make(const model::Model& model, const kernels::KernelTa
   return f;
 }
 
-void Forward::run(const StepBatch& batch, const AttentionGroups& caches, const LogitsSink& sink) {
+void Forward::run(const StepBatch& batch, const AttentionGroups& caches, const LogitsSink& sink, StepProfile* profile) {
   if (batch.rows() == 0) return;
+  profile_ = profile;
   const int end = 1 + *std::max_element(batch.positions.begin(), batch.positions.end());
   for (auto& rope : ropes_) rope.prepare(end, *pool_);
+  charge(Operator::kRope);
   embed(batch);
+  charge(Operator::kEmbed);
   for (size_t layer = 0; layer < model_->layers.size(); ++layer) {
     mix(batch, caches, layer);
     mlp(batch.rows(), layer);
@@ -143,6 +146,7 @@ void Forward::normed_activations(std::span<const float> norm, const model::Linea
     kernels_->rows->rms_norm({x, n, norm.data(), model_->spec.norm_epsilon, end - begin, width, y, n});
     activations_.set_rows(*kernels_, floats(normed_), n, begin, end);
   });
+  charge(Operator::kNorm);
 }
 
 // Multiplies the activations with every matrix of `linear`. A part that wants another kind of activation than the first
@@ -167,12 +171,14 @@ void Forward::apply(const model::Linear& linear, float* out, size_t stride, cons
 }
 
 // hidden += post_norm(linear(activations)), or without the norm if there is none.
-void Forward::add_residual(const model::Linear& linear, std::span<const float> post_norm, int first_row, int rows) {
+void Forward::add_residual(Operator op, const model::Linear& linear, std::span<const float> post_norm, int first_row,
+                           int rows) {
   const auto n = static_cast<size_t>(model_->spec.hidden_size);
   float* hidden = floats(hidden_) + static_cast<size_t>(first_row) * n;
-  if (post_norm.empty()) return apply(linear, hidden, n, hidden);
-  float* result = floats(normed_);
-  apply(linear, result, n, nullptr);
+  float* result = post_norm.empty() ? hidden : floats(normed_);
+  apply(linear, result, n, post_norm.empty() ? hidden : nullptr);
+  charge(op);
+  if (post_norm.empty()) return;
   pool_->split(rows, [&](int begin, int end) {
     float* y = result + static_cast<size_t>(begin) * n;
     const int width = static_cast<int>(n);
@@ -182,6 +188,7 @@ void Forward::add_residual(const model::Linear& linear, std::span<const float> p
       kernels_->rows->add(row, result + static_cast<size_t>(r) * n, width, row);
     }
   });
+  charge(Operator::kNorm);
 }
 
 // In place, on the rows of q, and of k where the layer makes them.
@@ -204,6 +211,7 @@ void Forward::rope_and_norm(const StepBatch& batch, const model::AttentionSpec& 
       kernels::apply_rope(*kernels_, rope, batch.positions[static_cast<size_t>(r)], q, heads, d);
     }
   });
+  charge(Operator::kRope);
 }
 
 // x += post(mixer(norm(x))): the mixers leave their result's activations to be multiplied with the output matrix.
@@ -229,7 +237,7 @@ void Forward::mix(const StepBatch& batch, const AttentionGroups& caches, size_t 
                           run(l, w, w.input, &Forward::latent);
                         }},
              spec.mixer);
-  add_residual(*output, weights.attention_post_norm, 0, batch.rows());
+  add_residual(Operator::kOutput, *output, weights.attention_post_norm, 0, batch.rows());
 }
 
 void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, const model::AttentionSpec& spec,
@@ -237,6 +245,7 @@ void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, c
   const auto stride = static_cast<size_t>(spec.qkv.rows());
   const auto q_width = static_cast<size_t>(spec.q_rows()), kv_width = static_cast<size_t>(spec.kv_rows());
   apply(weights.qkv, floats(wide_), stride, nullptr);
+  charge(Operator::kQkv);
   rope_and_norm(batch, spec, weights);
 
   const LayerCache& cache = caches.layer(spec.name);
@@ -245,10 +254,12 @@ void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, c
     const float* k = floats(wide_) + q_width;
     const auto& slots = batch.tables(group.cache_group).slots;
     kernels::write_kv(*kernels_, group.shape, cache.view, {slots, k, k + kv_width, stride, stride}, *pool_);
+    charge(Operator::kKvWrite);
   }
   const kernels::AttentionRows rows{
       .q = floats(wide_), .out = floats(attended_), .q_stride = stride, .out_stride = q_width, .scale = spec.scale};
   kernels::attend(*kernels_, group.plan, cache.view, rows, workspace_, *pool_);
+  charge(Operator::kAttention);
   if (spec.gated) gate_attended(batch.rows(), floats(wide_) + q_width + 2 * kv_width, stride, spec.q_rows());
 
   attended_activations(weights.output, batch.rows());
@@ -270,6 +281,7 @@ void Forward::attended_activations(const model::Linear& output, int rows) {
   activations_.reshape(*kernels_, kind_of(output), rows, output.cols);
   pool_->split(rows,
                [&](int begin, int end) { activations_.set_rows(*kernels_, floats(attended_), width, begin, end); });
+  charge(Operator::kNorm);
 }
 
 // A request's running state lies in the block of its last token; the step reads it there and leaves it in the block of
@@ -279,6 +291,7 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
   const auto stride = static_cast<size_t>(spec.input.rows());
   const auto width = static_cast<size_t>(spec.shape.value_rows());
   apply(weights.input, floats(wide_), stride, nullptr);
+  charge(Operator::kQkv);
 
   const RowCache& cache = caches.rows(spec.name);
   const auto state = [&](int32_t block) { return reinterpret_cast<float*>(cache.view.row(block, 0)); };
@@ -307,6 +320,7 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
                         .out = floats(attended_),
                         .out_stride = width},
                        states_, *pool_);
+  charge(Operator::kAttention);
 
   activations_.reshape(*kernels_, kind_of(weights.output), batch.rows(), static_cast<int>(width));
   const auto d = static_cast<size_t>(spec.shape.value_dim);
@@ -319,6 +333,7 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
       activations_.set_row(*kernels_, y, r);
     }
   });
+  charge(Operator::kNorm);
 }
 
 // wide_ holds the rows of the input matrix, then those of the queries if they come through a narrow layer.
@@ -328,6 +343,7 @@ Forward::Queries Forward::latent_queries(const StepBatch& batch, const model::La
   const float epsilon = model_->spec.norm_epsilon;
   const kernels::RopeTable* rope = spec.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(spec.rope)];
   apply(weights.input, floats(wide_), stride, nullptr);
+  charge(Operator::kQkv);
   if (spec.narrows_queries()) activations_.reshape(*kernels_, kind_of(weights.query), batch.rows(), spec.query_rank);
   pool_->split(batch.rows(), [&](int begin, int end) {
     for (int r = begin; r < end; ++r) {
@@ -344,10 +360,12 @@ Forward::Queries Forward::latent_queries(const StepBatch& batch, const model::La
         kernels::apply_rope(*kernels_, *rope, batch.positions[static_cast<size_t>(r)], latent + rank, 1, stride);
     }
   });
+  charge(Operator::kNorm);
   Queries queries{floats(wide_), stride};
   if (spec.narrows_queries()) {
     queries = {floats(wide_) + static_cast<size_t>(batch.rows()) * stride, static_cast<size_t>(spec.query.rows())};
     apply(weights.query, queries.rows, queries.stride, nullptr);
+    charge(Operator::kQkv);
   }
   if (rope == nullptr) return queries;
   const auto head = static_cast<size_t>(spec.shape.query_dim());
@@ -357,6 +375,7 @@ Forward::Queries Forward::latent_queries(const StepBatch& batch, const model::La
       kernels::apply_rope(*kernels_, *rope, batch.positions[static_cast<size_t>(r)], first, spec.shape.heads, head);
     }
   });
+  charge(Operator::kRope);
   return queries;
 }
 
@@ -369,6 +388,7 @@ void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, cons
   shape.dtype = cache.dtype;
   const GroupTables& tables = batch.tables(cache.cache_group);
   kernels::write_latents(shape, cache.view, tables.slots, floats(wide_) + spec.latent_offset(), stride, *pool_);
+  charge(Operator::kKvWrite);
   const kernels::TokenSelection* selected =
       spec.indexer ? select(batch, caches, spec, *weights.indexer, queries) : nullptr;
   kernels::attend_latents({.shape = shape,
@@ -381,6 +401,7 @@ void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, cons
                            .out_stride = static_cast<size_t>(spec.value_rows()),
                            .selected = selected},
                           sequences_of(batch, cache), *pool_);
+  charge(Operator::kAttention);
   attended_activations(weights.output, batch.rows());
 }
 
@@ -429,6 +450,7 @@ void Forward::mlp(int rows, size_t layer) {
     const int count = std::min(kMlpRows, rows - first);
     normed_activations(weights.mlp_norm, weights.gate_up, first, count);
     apply(weights.gate_up, floats(wide_), stride, nullptr);
+    charge(Operator::kGateUp);
     activations_.reshape(*kernels_, kind_of(weights.down), count, spec.size);
     pool_->split(count, [&](int begin, int end) {
       for (int r = begin; r < end; ++r) {
@@ -437,7 +459,8 @@ void Forward::mlp(int rows, size_t layer) {
         activations_.set_row(*kernels_, gate, r);
       }
     });
-    add_residual(weights.down, weights.mlp_post_norm, first, count);
+    charge(Operator::kActivation);
+    add_residual(Operator::kDown, weights.down, weights.mlp_post_norm, first, count);
   }
 }
 
@@ -456,8 +479,11 @@ void Forward::head(const StepBatch& batch, const LogitsSink& sink) {
         activations_.set_row(*kernels_, y, i);
       }
     });
+    charge(Operator::kNorm);
     apply(model_->head, floats(logits_), static_cast<size_t>(model_->spec.vocab_size), nullptr);
+    charge(Operator::kHead);
     sink({first, count, floats(logits_)});
+    charge(Operator::kSampling);
   }
 }
 

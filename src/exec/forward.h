@@ -15,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "exec/attention_groups.h"
 #include "exec/step_batch.h"
+#include "exec/step_profile.h"
 #include "kernels/attention.h"
 #include "kernels/gated_delta.h"
 #include "kernels/gemm.h"
@@ -42,8 +43,10 @@ class Forward {
   static Result<Forward> make(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool,
                               Allocator& allocator, int max_rows, int max_positions);
 
-  // `caches` must hold every attention layer of the model and be prepared for this batch.
-  void run(const StepBatch& batch, const AttentionGroups& caches, const LogitsSink& sink);
+  // `caches` must hold every attention layer of the model and be prepared for this batch. A profile is charged with
+  // what the step takes, but counts no step.
+  void run(const StepBatch& batch, const AttentionGroups& caches, const LogitsSink& sink,
+           StepProfile* profile = nullptr);
 
  private:
   Forward(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool)
@@ -74,13 +77,19 @@ class Forward {
   std::span<const kernels::AttentionSequence> sequences_of(const StepBatch& batch, const RowCache& cache);
   void rope_and_norm(const StepBatch& batch, const model::AttentionSpec& spec, const model::AttentionWeights& weights);
   void normed_activations(std::span<const float> norm, const model::Linear& next, int first_row, int rows);
-  void add_residual(const model::Linear& linear, std::span<const float> post_norm, int first_row, int rows);
+  void add_residual(Operator op, const model::Linear& linear, std::span<const float> post_norm, int first_row,
+                    int rows);
   void apply(const model::Linear& linear, float* out, size_t stride, const float* residual);
   kernels::ActivationKind kind_of(const model::Linear& linear) const;
+  // What was done since the last call was this.
+  void charge(Operator op) {
+    if (profile_ != nullptr) profile_->charge(op);
+  }
 
   const model::Model* model_;
   const kernels::KernelTable* kernels_;
   ThreadPool* pool_;
+  StepProfile* profile_ = nullptr;  // of the step that runs
   std::vector<kernels::RopeTable> ropes_;
   float embedding_scale_ = 1;
   int logits_rows_ = 0;  // rows of a logits block

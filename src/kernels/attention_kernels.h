@@ -84,7 +84,8 @@ struct CacheKernels {
   // Makes a query row as QueryRow wants it, q_bytes for each number of n rounded up to 32. Null: fp32 as it is.
   void (*encode)(const float* x, int n, void* out);
   size_t q_bytes;
-  int tile_rows;  // that chunk() does best together
+  int tile_rows;            // that chunk() does best together
+  int least_tile_rows = 0;  // from so many on chunk() uses matrix instructions; 0: never
 };
 
 struct AttentionKernels {

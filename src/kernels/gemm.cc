@@ -270,6 +270,10 @@ ActivationKind activation_kind(Layout layout) {
   return layout == Layout::kF16 ? ActivationKind::kRounded : ActivationKind::kF32;
 }
 
+bool multiplies_wide(const KernelTable& table, ActivationKind kind, int rows) {
+  return rows >= least_wide_rows(table, kind);
+}
+
 Result<void> Activations::reserve(int rows, int inputs, Allocator& allocator) {
   QUIRE_CHECK(rows >= 0 && inputs >= 0);
   const size_t size = static_cast<size_t>(rows) * row_bytes(ActivationKind::kF32, inputs);  // the largest kind
@@ -287,7 +291,7 @@ void Activations::reshape(const KernelTable& table, ActivationKind kind, int row
   kind_ = kind;
   rows_ = rows;
   inputs_ = inputs;
-  wide_ = rows >= least_wide_rows(table, kind);
+  wide_ = multiplies_wide(table, kind, rows);
   const int most = wide_ ? kWideRows : kTileRows;
   tiles_ = (rows + most - 1) / most;
   pitch_ = row_bytes(kind, inputs);

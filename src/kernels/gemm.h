@@ -28,6 +28,9 @@ enum class ActivationKind : uint8_t {
 // What a matrix of this layout is multiplied with.
 ActivationKind activation_kind(Layout layout);
 
+// Whether so many rows are multiplied in wide tiles, by matrix instructions.
+bool multiplies_wide(const KernelTable& table, ActivationKind kind, int rows);
+
 class Activations {
  public:
   // Room for `rows` rows of `inputs` numbers of any kind; keeps what it has if that is enough. Memory that is never

@@ -46,12 +46,12 @@ void chunk_by_rows(const ChunkArgs& a) {
   chunk<Bf16>(few);
 }
 
-constexpr AttentionKernels kTiles = {
-    .bf16 = {chunk_by_rows, write_tokens<Bf16>, attention_encode_amx_bf16, sizeof(uint16_t), kAttentionTileRows},
-    .f32 = kF32,
-    .i8 = kFma.i8,
-    .merge = merge_states,
-    .finish = finish_row};
+constexpr AttentionKernels kTiles = {.bf16 = {chunk_by_rows, write_tokens<Bf16>, attention_encode_amx_bf16,
+                                              sizeof(uint16_t), kAttentionTileRows, kLeastTileRows},
+                                     .f32 = kF32,
+                                     .i8 = kFma.i8,
+                                     .merge = merge_states,
+                                     .finish = finish_row};
 
 }  // namespace
 
