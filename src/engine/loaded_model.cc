@@ -25,8 +25,8 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 }
 
 std::string numerics_of(const model::AttentionSpec& a) {
-  return fmt::format("attention {} {} {} {} {} {} '{}' {}{}", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.window,
-                     a.chunk, a.donor, a.rope, a.gated ? " gated" : "");
+  return fmt::format("attention {} {} {} {} {} {} {} '{}' {}{}", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.soft_cap,
+                     a.window, a.chunk, a.donor, a.rope, a.gated ? " gated" : "");
 }
 
 std::string numerics_of(const model::GatedDeltaSpec& g) {
@@ -43,13 +43,19 @@ std::string numerics_of(const model::LatentSpec& l) {
   return text;
 }
 
+std::string numerics_of(const kernels::RopeParameters& r) {
+  return fmt::format("rope {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", static_cast<int>(r.type), r.theta,
+                     r.rotary_dim, r.interleaved, r.factor, r.low_freq_factor, r.high_freq_factor, r.beta_fast,
+                     r.beta_slow, r.truncate, r.original_max_position, r.attention_factor,
+                     fmt::join(r.frequency_divisors, " "), fmt::join(r.long_divisors, " "),
+                     r.depends_on_longest() ? r.longest : 0.0);
+}
+
 // What the configuration contributes to the bits of an answer; the tensors' names and shapes are in their digest.
 std::string numerics_of(const model::ModelSpec& spec) {
-  std::string text = fmt::format("{} eps {} scaled {}\n", spec.architecture, spec.norm_epsilon, spec.scale_embeddings);
-  for (const auto& rope : spec.ropes)
-    text += fmt::format("rope {} {} {} {} {} {} {} {} {} {}\n", static_cast<int>(rope.type), rope.theta,
-                        rope.rotary_dim, rope.interleaved, rope.factor, rope.low_freq_factor, rope.high_freq_factor,
-                        rope.original_max_position, rope.attention_factor, fmt::join(rope.frequency_divisors, " "));
+  std::string text = fmt::format("{} eps {} scaled {} cap {}\n", spec.architecture, spec.norm_epsilon,
+                                 spec.scale_embeddings, spec.logit_soft_cap);
+  for (const auto& rope : spec.ropes) text += numerics_of(rope) + "\n";
   for (const auto& layer : spec.layers) {
     text += fmt::format("layer {} {} {}\n", std::visit([](const auto& m) { return numerics_of(m); }, layer.mixer),
                         layer.attention_norm.offset, static_cast<int>(layer.mlp.activation));
@@ -197,6 +203,7 @@ Result<OpenedModel> open_model(const EngineOptions& options) {
   if (!spec) return std::unexpected(spec.error());
   OpenedModel opened{.checkpoint = std::move(*checkpoint), .spec = std::move(*spec)};
   auto& tensors = opened.checkpoint.tensors;
+  if (options.max_model_len) model::set_longest(opened.spec, *options.max_model_len);
   opened.file_bytes = weights::file_bytes(opened.checkpoint);
   opened.profile = options.profile.value_or(
       options.quantization == Quantization::kNone ? model::default_profile(opened.spec, *tensors) : Profile::kQ8);

@@ -154,6 +154,7 @@ void Forward::normed_activations(std::span<const float> norm, const model::Linea
 void Forward::apply(const model::Linear& linear, float* out, size_t stride, const float* residual) {
   for (const auto& part : linear.parts) {
     kernels::GemmOutput output{.out = out + part.first_row, .stride = stride};
+    if (!linear.bias.empty()) output.bias = linear.bias.data() + part.first_row;
     if (residual != nullptr) {
       output.residual = residual + part.first_row;
       output.residual_stride = stride;
@@ -256,8 +257,13 @@ void Forward::attention(const StepBatch& batch, const AttentionGroups& caches, c
     kernels::write_kv(*kernels_, group.shape, cache.view, {slots, k, k + kv_width, stride, stride}, *pool_);
     charge(Operator::kKvWrite);
   }
-  const kernels::AttentionRows rows{
-      .q = floats(wide_), .out = floats(attended_), .q_stride = stride, .out_stride = q_width, .scale = spec.scale};
+  const kernels::AttentionRows rows{.q = floats(wide_),
+                                    .out = floats(attended_),
+                                    .q_stride = stride,
+                                    .out_stride = q_width,
+                                    .scale = spec.scale,
+                                    .soft_cap = spec.soft_cap,
+                                    .sinks = weights.sinks.empty() ? nullptr : weights.sinks.data()};
   kernels::attend(*kernels_, group.plan, cache.view, rows, workspace_, *pool_);
   charge(Operator::kAttention);
   if (spec.gated) gate_attended(batch.rows(), floats(wide_) + q_width + 2 * kv_width, stride, spec.q_rows());
@@ -464,6 +470,18 @@ void Forward::mlp(int rows, size_t layer) {
   }
 }
 
+void Forward::cap_logits(int rows) {
+  const float cap = model_->spec.logit_soft_cap;
+  if (cap == 0) return;
+  const int vocab = model_->spec.vocab_size;
+  pool_->split(rows, [&](int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      float* row = floats(logits_) + static_cast<size_t>(i) * static_cast<size_t>(vocab);
+      kernels_->rows->soft_cap(row, cap, vocab, row);
+    }
+  });
+}
+
 void Forward::head(const StepBatch& batch, const LogitsSink& sink) {
   const auto n = static_cast<size_t>(model_->spec.hidden_size);
   const int wanted = static_cast<int>(batch.logits_rows.size());
@@ -481,6 +499,7 @@ void Forward::head(const StepBatch& batch, const LogitsSink& sink) {
     });
     charge(Operator::kNorm);
     apply(model_->head, floats(logits_), static_cast<size_t>(model_->spec.vocab_size), nullptr);
+    cap_logits(count);
     charge(Operator::kHead);
     sink({first, count, floats(logits_)});
     charge(Operator::kSampling);

@@ -70,6 +70,7 @@ class Forward {
                                         const model::LatentSpec& spec, const model::PooledIndexWeights& weights,
                                         const Queries& queries);
   void mlp(int rows, size_t layer);
+  void cap_logits(int rows);
   void head(const StepBatch& batch, const LogitsSink& sink);
 
   void gate_attended(int rows, const float* gates, size_t stride, int width);

@@ -98,10 +98,11 @@ Pair log2_pair(double x) {
   return two_sum(sum.high, sum.low + part.low);
 }
 
+constexpr Pair kLn2 = {0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56};
+
 // 2^(high + low), |high| < 1000: the fraction times ln(2) goes into the series of e^x.
 double exp2_pair(Pair x) {
   const double n = (x.high + kRound) - kRound;
-  constexpr Pair kLn2 = {0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56};
   const Pair t = times(two_sum(x.high - n, x.low), kLn2);
   double p = 1.0 / 1307674368000;  // 1 / 15!
   constexpr double kReciprocal[] = {1.0 / 2,         1.0 / 6,          1.0 / 24,         1.0 / 120,     1.0 / 720,
@@ -128,5 +129,7 @@ double pow(double x, double y) {
   const double high = l.high * y;
   return exp2_pair(two_sum(high, std::fma(l.high, y, -high) + l.low * y));
 }
+
+double ln(double x) { return times(log2_pair(x), kLn2).high; }
 
 }  // namespace quire::kernels

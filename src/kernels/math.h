@@ -23,5 +23,7 @@ double sin(double x);
 double cos(double x);
 // x^y for finite x > 0 and |y * log2(x)| < 1000, within 1 unit in the last place of double.
 double pow(double x, double y);
+// Natural logarithm of a finite x > 0 that is no denormal, within 1 unit.
+double ln(double x);
 
 }  // namespace quire::kernels

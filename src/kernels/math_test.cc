@@ -121,6 +121,16 @@ TEST(Math, PowInDouble) {
   EXPECT_EQ(pow(1e6, -0.5), 1e-3);
 }
 
+TEST(Math, NaturalLogarithmInDouble) {
+  std::mt19937_64 rng(9);
+  std::uniform_real_distribution<double> exponent(-1000, 1000), near_one(-0.1, 0.1);
+  for (int i = 0; i < 300000; i++) {
+    const double x = i % 2 == 0 ? std::exp2(exponent(rng)) : 1 + near_one(rng);
+    ASSERT_LT(ulps(ln(x), std::log(static_cast<long double>(x))), 1) << x;
+  }
+  EXPECT_EQ(ln(1), 0);
+}
+
 TEST(Math, FlushToZeroChangesNothing) {
   std::vector<float> x;
   std::mt19937 rng(8);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "base/check.h"
@@ -23,41 +24,95 @@ double llama3_frequency(const RopeParameters& p, double frequency) {
   return (1 - blend) * (frequency / p.factor) + blend * frequency;
 }
 
+// The dimension that turns `rotations` times in the original length.
+double yarn_dimension(const RopeParameters& p, double rotations) {
+  const double turns = p.original_max_position / (rotations * 2 * std::numbers::pi);
+  return p.rotary_dim * kernels::ln(turns) / (2 * kernels::ln(p.theta));
+}
+
+// Kept where the ramp is 0, divided by the factor where it is 1, a mean of both between.
+double yarn_frequency(const RopeParameters& p, double frequency, size_t i) {
+  double low = yarn_dimension(p, p.beta_fast), high = yarn_dimension(p, p.beta_slow);
+  if (p.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0);
+  high = std::min(high, p.rotary_dim - 1.0);
+  if (low == high) high += 0.001;  // as the reference does
+  const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+  return frequency / p.factor * ramp + frequency * (1 - ramp);
+}
+
+double theta_of(const RopeParameters& p) {
+  if (p.type != RopeType::kDynamic) return p.theta;
+  const double length = std::max(p.longest, p.original_max_position);
+  const double growth = p.factor * length / p.original_max_position - (p.factor - 1);
+  return p.theta * pow(growth, p.rotary_dim / (p.rotary_dim - 2.0));
+}
+
+std::unexpected<Error> bad(std::string_view name, double value, std::string_view right) {
+  return fail(ErrorKind::kUnsupported, fmt::format("rope {} is {}, must be {}", name, value, right), std::string(name));
+}
+
+Result<void> check_divisors(const std::vector<float>& divisors, int count) {
+  if (!divisors.empty() && divisors.size() != static_cast<size_t>(count))
+    return bad("frequency divisors", static_cast<double>(divisors.size()), "half of the rotary dimension");
+  for (float divisor : divisors)
+    if (!(divisor >= 1e-6F && divisor <= 1e6F)) return bad("frequency divisor", divisor, "between 1e-6 and 1e6");
+  return {};
+}
+
+// What the type needs beside theta and factor. The negations also refuse NaN.
+Result<void> check_type(const RopeParameters& p) {
+  const bool has_length = p.type != RopeType::kDefault && p.type != RopeType::kLinear;
+  if ((has_length || !p.long_divisors.empty()) && !(p.original_max_position >= 1 && p.original_max_position <= 1e9))
+    return bad("original_max_position_embeddings", p.original_max_position, "between 1 and 1e9");
+  if (p.depends_on_longest() && !(p.longest >= 1 && p.longest <= 1e9))
+    return bad("longest", p.longest, "between 1 and 1e9");
+  switch (p.type) {
+    case RopeType::kDefault:
+    case RopeType::kLinear:
+      return {};
+    case RopeType::kLlama3:
+      if (!(p.low_freq_factor > 0)) return bad("low_freq_factor", p.low_freq_factor, "above 0");
+      if (!(p.high_freq_factor > p.low_freq_factor && p.high_freq_factor <= 1e6))
+        return bad("high_freq_factor", p.high_freq_factor, "above low_freq_factor and at most 1e6");
+      return {};
+    case RopeType::kYarn:
+      if (!(p.beta_slow > 0 && p.beta_slow <= 1e6)) return bad("beta_slow", p.beta_slow, "above 0 and at most 1e6");
+      if (!(p.beta_fast >= p.beta_slow && p.beta_fast <= 1e6))
+        return bad("beta_fast", p.beta_fast, "at least beta_slow and at most 1e6");
+      return {};
+    case RopeType::kDynamic:
+      if (p.rotary_dim < 4) return bad("dimension", p.rotary_dim, "at least 4 for the type dynamic");
+      if (!(p.factor >= 1)) return bad("factor", p.factor, "at least 1 for the type dynamic");
+      return {};
+  }
+  return {};
+}
+
 Result<void> check(const RopeParameters& p) {
-  const auto bad = [](std::string_view name, double value, std::string_view right) {
-    return fail(ErrorKind::kUnsupported, fmt::format("rope {} is {}, must be {}", name, value, right),
-                std::string(name));
-  };
   if (p.rotary_dim < 2 || p.rotary_dim % 2 != 0) return bad("dimension", p.rotary_dim, "even and at least 2");
   // The negations also refuse NaN.
   if (!(p.theta > 1 && p.theta <= 1e18)) return bad("theta", p.theta, "above 1 and at most 1e18");
   if (!(p.factor > 0 && p.factor <= 1e6)) return bad("factor", p.factor, "above 0 and at most 1e6");
-  if (!(p.attention_factor > 0 && p.attention_factor <= 1e6)) {
+  if (!(p.attention_factor > 0 && p.attention_factor <= 1e6))
     return bad("attention_factor", p.attention_factor, "above 0 and at most 1e6");
-  }
-  if (!p.frequency_divisors.empty() && p.frequency_divisors.size() != static_cast<size_t>(p.rotary_dim / 2))
-    return bad("frequency divisors", static_cast<double>(p.frequency_divisors.size()), "half of the rotary dimension");
-  for (float divisor : p.frequency_divisors)
-    if (!(divisor >= 1e-6F && divisor <= 1e6F)) return bad("frequency divisor", divisor, "between 1e-6 and 1e6");
-  if (p.type != RopeType::kLlama3) return {};
-  if (!(p.low_freq_factor > 0)) return bad("low_freq_factor", p.low_freq_factor, "above 0");
-  if (!(p.high_freq_factor > p.low_freq_factor && p.high_freq_factor <= 1e6)) {
-    return bad("high_freq_factor", p.high_freq_factor, "above low_freq_factor and at most 1e6");
-  }
-  if (!(p.original_max_position >= 1 && p.original_max_position <= 1e9)) {
-    return bad("original_max_position_embeddings", p.original_max_position, "between 1 and 1e9");
-  }
-  return {};
+  for (const auto* divisors : {&p.frequency_divisors, &p.long_divisors})
+    if (auto ok = check_divisors(*divisors, p.rotary_dim / 2); !ok) return ok;
+  return check_type(p);
 }
 
 }  // namespace
 
 std::vector<double> rope_inverse_frequencies(const RopeParameters& p) {
   std::vector<double> inverse(static_cast<size_t>(p.rotary_dim / 2));
+  const bool is_long = !p.long_divisors.empty() && p.longest > p.original_max_position;
+  const std::vector<float>& divisors = is_long ? p.long_divisors : p.frequency_divisors;
+  const double theta = theta_of(p);
   for (size_t i = 0; i < inverse.size(); i++) {
-    const double frequency = pow(p.theta, -2.0 * static_cast<double>(i) / p.rotary_dim);
+    const double frequency = pow(theta, -2.0 * static_cast<double>(i) / p.rotary_dim);
     switch (p.type) {
       case RopeType::kDefault:
+      case RopeType::kDynamic:
         inverse[i] = frequency;
         break;
       case RopeType::kLinear:
@@ -66,8 +121,11 @@ std::vector<double> rope_inverse_frequencies(const RopeParameters& p) {
       case RopeType::kLlama3:
         inverse[i] = llama3_frequency(p, frequency);
         break;
+      case RopeType::kYarn:
+        inverse[i] = yarn_frequency(p, frequency, i);
+        break;
     }
-    if (!p.frequency_divisors.empty()) inverse[i] /= static_cast<double>(p.frequency_divisors[i]);
+    if (!divisors.empty()) inverse[i] /= static_cast<double>(divisors[i]);
   }
   return inverse;
 }

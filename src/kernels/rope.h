@@ -17,8 +17,10 @@ namespace quire::kernels {
 
 enum class RopeType {
   kDefault,
-  kLinear,  // every frequency divided by `factor`
-  kLlama3,  // long wavelengths divided, short ones kept, linear between (models.md)
+  kLinear,   // every frequency divided by `factor`
+  kLlama3,   // long wavelengths divided, short ones kept, linear between (models.md)
+  kYarn,     // the same with a ramp over the dimensions, from beta_fast to beta_slow rotations in the original length
+  kDynamic,  // theta grows with `longest` beyond the original length
 };
 
 struct RopeParameters {
@@ -29,9 +31,18 @@ struct RopeParameters {
   double factor = 1;
   double low_freq_factor = 1;
   double high_freq_factor = 4;
+  double beta_fast = 32;
+  double beta_slow = 1;
+  bool truncate = true;  // whether the ends of YaRN's ramp are whole dimensions
   double original_max_position = 8192;
   double attention_factor = 1;                 // cos and sin times this
   std::vector<float> frequency_divisors = {};  // rotary_dim / 2 numbers, applied last; empty: none
+  std::vector<float> long_divisors = {};  // instead of those, if `longest` exceeds the original length; empty: none
+  // The length that kDynamic and long_divisors go by: that of the longest request which the configuration or a flag
+  // allows, whatever the length of those that come.
+  double longest = 0;
+
+  bool depends_on_longest() const { return type == RopeType::kDynamic || !long_divisors.empty(); }
 };
 
 class RopeTable {
@@ -63,7 +74,7 @@ class RopeTable {
   bool interleaved_ = false;
 };
 
-// Inverse frequencies, rotary_dim / 2 of them.
+// Inverse frequencies, rotary_dim / 2 of them, for parameters that RopeTable::make() takes.
 std::vector<double> rope_inverse_frequencies(const RopeParameters& parameters);
 
 // Turns `heads` heads that start `head_stride` floats apart, in place, to a prepared position:

@@ -128,6 +128,23 @@ TEST(Rope, BadParametersAreErrors) {
   EXPECT_TRUE(refused({.type = RopeType::kLlama3, .rotary_dim = 64, .low_freq_factor = 4, .high_freq_factor = 4}));
   EXPECT_TRUE(refused({.type = RopeType::kLlama3, .rotary_dim = 64, .low_freq_factor = nan}));
   EXPECT_TRUE(refused({.type = RopeType::kLlama3, .rotary_dim = 64, .original_max_position = 0}));
+  for (const RopeType type : {RopeType::kYarn, RopeType::kDynamic}) {
+    const RopeParameters good = {.type = type, .rotary_dim = 64, .factor = 2, .longest = 4096};
+    EXPECT_FALSE(refused(good));
+    RopeParameters p = good;
+    p.original_max_position = nan;
+    EXPECT_TRUE(refused(p));
+    p = good;
+    (type == RopeType::kYarn ? p.beta_slow : p.longest) = 0;
+    EXPECT_TRUE(refused(p));
+    p = good;
+    (type == RopeType::kYarn ? p.beta_fast : p.factor) = 0.5;
+    EXPECT_TRUE(refused(p));
+  }
+  EXPECT_TRUE(refused({.rotary_dim = 4, .long_divisors = {1, 1}}));
+  EXPECT_FALSE(refused({.rotary_dim = 4, .long_divisors = {1, 1}, .longest = 10}));
+  EXPECT_TRUE(refused({.rotary_dim = 4, .long_divisors = {1}, .longest = 10}));
+  EXPECT_TRUE(refused({.rotary_dim = 4, .long_divisors = {1, 0}, .longest = 10}));
   EXPECT_TRUE(refused({.rotary_dim = 64}, 0));
   EXPECT_TRUE(refused({.rotary_dim = 64}, 1 << 30));
 }

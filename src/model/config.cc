@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 namespace quire::model {
@@ -58,6 +59,12 @@ Result<Json> parse_object(std::string_view text, const char* file) {
   }
 }
 
+// Not null, false or empty.
+bool is_content(const Json& value) {
+  if (value.is_null() || value == Json(false) || value == Json("")) return false;
+  return !(value.is_structured() && value.empty());
+}
+
 // Adds the end token that `key` names, if it is a token of the vocabulary.
 Result<void> add_token(std::vector<TokenId>& tokens, int64_t id, std::string_view key, int vocab_size) {
   if (id < 0 || id >= vocab_size)
@@ -72,19 +79,27 @@ Result<void> add_token(std::vector<TokenId>& tokens, int64_t id, std::string_vie
 struct HuggingFaceConfig::Content {
   Json config;
   Json generation;
+  std::set<std::string, std::less<>> asked = {};  // outermost keys that somebody looked for
 
-  // The value at a path of keys separated by '/', or null.
-  const Json* find(std::string_view key) const {
+  // The value at a path of keys separated by '/', or nothing.
+  const Json* look(std::string_view key) {
     const Json* at = &config;
+    asked.emplace(key.substr(0, key.find('/')));
     while (true) {
       const size_t slash = key.find('/');
       if (!at->is_object()) return nullptr;
       const auto it = at->find(std::string(key.substr(0, slash)));
-      if (it == at->end() || it->is_null()) return nullptr;
+      if (it == at->end()) return nullptr;
       at = &*it;
       if (slash == std::string_view::npos) return at;
       key.remove_prefix(slash + 1);
     }
+  }
+
+  // The same, but null counts as nothing.
+  const Json* find(std::string_view key) {
+    const Json* value = look(key);
+    return value == nullptr || value->is_null() ? nullptr : value;
   }
 };
 
@@ -103,6 +118,29 @@ Result<HuggingFaceConfig> HuggingFaceConfig::parse(std::string_view config_json,
     generation = std::move(*parsed);
   }
   return HuggingFaceConfig(std::make_unique<Content>(std::move(*config), std::move(generation)));
+}
+
+Result<HuggingFaceConfig> HuggingFaceConfig::section(std::string_view key, std::string_view defaults) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr) return missing(key);
+  if (!value->is_object()) return bad(key, "an object");
+  Json merged = content_->config;
+  merged.erase(std::string(key));
+  merged.update(Json::parse(defaults));
+  merged.update(*value);
+  return HuggingFaceConfig(std::make_unique<Content>(std::move(merged), content_->generation));
+}
+
+std::vector<std::string> HuggingFaceConfig::not_asked_for() const {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : content_->config.items())
+    if (!content_->asked.contains(key) && is_content(value)) keys.push_back(key);
+  return keys;
+}
+
+bool HuggingFaceConfig::is_null(std::string_view key) const {
+  const Json* value = content_->look(key);
+  return value != nullptr && value->is_null();
 }
 
 bool HuggingFaceConfig::has(std::string_view key) const { return content_->find(key) != nullptr; }
@@ -159,6 +197,18 @@ Result<std::vector<std::string>> HuggingFaceConfig::strings(std::string_view key
   return out;
 }
 
+Result<std::vector<double>> HuggingFaceConfig::numbers(std::string_view key) const {
+  const Json* value = content_->find(key);
+  if (value == nullptr) return missing(key);
+  if (!value->is_array()) return bad(key, "a list of numbers");
+  std::vector<double> out;
+  for (const Json& item : *value) {
+    if (!item.is_number() || !std::isfinite(item.get<double>())) return bad(key, "a list of finite numbers");
+    out.push_back(item.get<double>());
+  }
+  return out;
+}
+
 Result<std::vector<int>> HuggingFaceConfig::integers(std::string_view key, int low, int high) const {
   const Json* value = content_->find(key);
   if (value == nullptr) return missing(key);
@@ -183,8 +233,7 @@ Result<std::vector<std::string>> HuggingFaceConfig::keys(std::string_view key) c
 
 bool HuggingFaceConfig::has_content(std::string_view key) const {
   const Json* value = content_->find(key);
-  if (value == nullptr || *value == Json(false) || *value == Json("")) return false;
-  return !(value->is_structured() && value->empty());
+  return value != nullptr && is_content(*value);
 }
 
 Result<bool> HuggingFaceConfig::has_section(std::string_view key) const {

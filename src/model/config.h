@@ -1,7 +1,9 @@
 // Typed reading of a checkpoint's configuration, with every value checked.
 //
 // A HuggingFaceConfig is config.json; a GgufConfig is GGUF metadata under the architecture's own prefix. Both answer
-// with errors that name the key. Optional getters return the fallback only where the key is absent or null.
+// with errors that name the key. Optional getters return the fallback only where the key is absent or null. Both note
+// which keys were looked for, so that whoever made a model of them can tell what it did not understand: they belong to
+// one thread.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "quire/error.h"
@@ -20,11 +23,15 @@ namespace quire::model {
 class HuggingFaceConfig {
  public:
   static Result<HuggingFaceConfig> parse(std::string_view config_json, std::string_view generation_config_json);
+  // The object at `key` with the outer values beside it and `defaults`, a JSON object, in between: what composite
+  // configurations say of one of their models, which leave out whatever is the reference's default.
+  Result<HuggingFaceConfig> section(std::string_view key, std::string_view defaults) const;
   HuggingFaceConfig(HuggingFaceConfig&&) noexcept;
   ~HuggingFaceConfig();
 
   // Keys may name nested values: "rope_parameters/rope_theta".
-  bool has(std::string_view key) const;  // present and not null
+  bool has(std::string_view key) const;      // present and not null
+  bool is_null(std::string_view key) const;  // present, and null
   Result<int> integer(std::string_view key, int low, int high) const;
   Result<int> integer_or(std::string_view key, int low, int high, int fallback) const;
   Result<double> number(std::string_view key) const;
@@ -33,11 +40,15 @@ class HuggingFaceConfig {
   Result<std::string> string(std::string_view key) const;
   Result<std::string> string_or(std::string_view key, std::string fallback) const;
   Result<std::vector<std::string>> strings(std::string_view key) const;
+  Result<std::vector<double>> numbers(std::string_view key) const;
   Result<std::vector<int>> integers(std::string_view key, int low, int high) const;
   // The keys of an object, in ascending order.
   Result<std::vector<std::string>> keys(std::string_view key) const;
   // Present, and not null, false or empty.
   bool has_content(std::string_view key) const;
+
+  // The outermost keys with content that none of the above was called for.
+  std::vector<std::string> not_asked_for() const;
 
   // Whether there is an object of that name; kCorruptFile where it is something else.
   Result<bool> has_section(std::string_view key) const;

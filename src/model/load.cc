@@ -54,6 +54,12 @@ int interleaved_row(int n, int head_dim) {
 
 int row_of_groups(int n, const RowGroups& g) { return n / g.count * g.size + g.first + n % g.count; }
 
+// The row of the tensor that becomes row n of the part.
+int row_of(const MatrixPart& part, int n) {
+  if (part.groups) return row_of_groups(n, *part.groups);
+  return part.interleaved_head_dim > 0 ? interleaved_row(n, part.interleaved_head_dim) : n;
+}
+
 // All that loading one checkpoint needs; lives for one call of load_weights().
 class Loader {
  public:
@@ -64,12 +70,8 @@ class Loader {
 
   // A tensor as it is, widened.
   Result<void> numbers(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out) {
-    auto tensor = require_shape(tensors_, name, shape);
-    if (!tensor) return std::unexpected(tensor.error());
-    if (weights::is_quantised((*tensor)->format))
-      return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; it must hold floats", name), name);
-    widen(**tensor, out);
-    count((*tensor)->bytes());
+    if (auto read = floats(name, shape, out); !read) return read;
+    count(tensors_.find(name)->bytes());
     return {};
   }
 
@@ -123,18 +125,42 @@ class Loader {
       if (!sources.empty() && layout(**tensor) != layout(*sources.back().tensor))
         if (auto flushed = flush(); !flushed) return flushed;
       kernels::PackSource source{.tensor = *tensor, .rows = part.rows};
-      if (part.interleaved_head_dim > 0)
-        source.source_row = [d = part.interleaved_head_dim](int n) { return interleaved_row(n, d); };
-      if (part.groups) source.source_row = [g = *part.groups](int n) { return row_of_groups(n, g); };
+      if (part.interleaved_head_dim > 0 || part.groups) source.source_row = [&part](int n) { return row_of(part, n); };
       sources.push_back(std::move(source));
       next_row += part.rows;
     }
-    return flush();
+    if (auto flushed = flush(); !flushed) return flushed;
+    return bias(spec, out.bias);
   }
 
   size_t packed_bytes() const { return packed_bytes_; }
 
  private:
+  Result<void> floats(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out) {
+    auto tensor = require_shape(tensors_, name, shape);
+    if (!tensor) return std::unexpected(tensor.error());
+    if (weights::is_quantised((*tensor)->format))
+      return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; it must hold floats", name), name);
+    widen(**tensor, out);
+    return {};
+  }
+
+  // The biases of all parts, with 0 for those that have none.
+  Result<void> bias(const MatrixSpec& spec, std::vector<float>& out) {
+    if (std::ranges::none_of(spec.parts, &MatrixPart::has_bias)) return {};
+    for (const MatrixPart& part : spec.parts) {
+      const size_t first = out.size();
+      out.resize(first + static_cast<size_t>(part.rows));
+      if (!part.has_bias()) continue;
+      std::vector<float> values;
+      if (auto read = floats(part.bias, {part.tensor_rows()}, values); !read) return read;
+      for (int n = 0; n < part.rows; ++n)
+        out[first + static_cast<size_t>(n)] = values[static_cast<size_t>(row_of(part, n))];
+      count(tensors_.find(part.bias)->bytes() / values.size() * static_cast<size_t>(part.rows));
+    }
+    return {};
+  }
+
   static void widen(const weights::Tensor& tensor, std::vector<float>& out) {
     out.resize(static_cast<size_t>(tensor.elements()));
     weights::widen(tensor, out);
@@ -174,12 +200,16 @@ void for_each_tensor(const LayerSpec& layer, F&& f) {
     if (n.present()) f(n.tensor);
   };
   const auto matrix = [&](const MatrixSpec& m) {
-    for (const auto& part : m.parts) f(part.tensor);
+    for (const auto& part : m.parts) {
+      f(part.tensor);
+      if (part.has_bias()) f(part.bias);
+    }
   };
   const Overloaded mixer = {[&](const AttentionSpec& a) {
                               matrix(a.qkv);
                               norm(a.q_norm);
                               norm(a.k_norm);
+                              if (!a.sinks.empty()) f(a.sinks);
                               matrix(a.output);
                             },
                             [&](const GatedDeltaSpec& g) {
@@ -310,6 +340,8 @@ Result<void> load_mixer(Loader& loader, const AttentionSpec& spec, LayerWeights&
   auto& out = layer.mixer.emplace<AttentionWeights>();
   if (auto loaded = loader.norm(spec.q_norm, out.q_norm); !loaded) return loaded;
   if (auto loaded = loader.norm(spec.k_norm, out.k_norm); !loaded) return loaded;
+  if (!spec.sinks.empty())
+    if (auto loaded = loader.numbers(spec.sinks, {spec.q_heads}, out.sinks); !loaded) return loaded;
   if (auto loaded = loader.linear(spec.qkv, out.qkv); !loaded) return loaded;
   return loader.linear(spec.output, out.output);
 }
@@ -457,7 +489,7 @@ Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors,
   if (auto loaded = loader.linear(spec.head, model.head); !loaded) return std::unexpected(loaded.error());
   if (!spec.tied_head()) {
     Linear embedding;
-    const MatrixSpec matrix{.parts = {{spec.embedding, spec.vocab_size, 0}}, .cols = spec.hidden_size};
+    const MatrixSpec matrix{.parts = {{.tensor = spec.embedding, .rows = spec.vocab_size}}, .cols = spec.hidden_size};
     if (auto loaded = loader.linear(matrix, embedding); !loaded) return std::unexpected(loaded.error());
     model.embedding = std::move(embedding.parts.front().matrix);
   }

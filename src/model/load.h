@@ -25,12 +25,13 @@ struct Linear {
     int first_row = 0;  // of the outputs that this matrix makes
   };
   std::vector<Part> parts;
+  std::vector<float> bias;  // of all rows; empty if absent
   int rows = 0;
   int cols = 0;
 };
 
 struct AttentionWeights {
-  std::vector<float> q_norm, k_norm;  // empty if absent
+  std::vector<float> q_norm, k_norm, sinks;  // empty if absent
   Linear qkv, output;
 };
 

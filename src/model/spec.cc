@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <span>
 #include <string_view>
@@ -46,6 +47,8 @@ Result<void> check_rope(const std::string& name, int rope, int dims, const Surro
 Result<void> check(const AttentionSpec& a, const Surroundings& around) {
   if (a.window > 0 && a.chunk > 0)
     return fail(ErrorKind::kUnsupported, fmt::format("layer {} has both a window and a chunk", a.name), a.name);
+  if (!(a.soft_cap >= 0))
+    return fail(ErrorKind::kUnsupported, fmt::format("layer {} has the soft cap {}", a.name, a.soft_cap), a.name);
   if (auto ok = check_rope(a.name, a.rope, a.head_dim, around); !ok) return ok;
   if (a.qkv.rows() != a.input_rows())
     return fail(ErrorKind::kUnsupported,
@@ -120,6 +123,14 @@ int MatrixSpec::rows() const {
 
 const std::string& name_of(const Mixer& mixer) {
   return std::visit([](const auto& m) -> const std::string& { return m.name; }, mixer);
+}
+
+void set_longest(ModelSpec& spec, int64_t max_model_len) {
+  for (const auto& rope : spec.ropes)
+    if (rope.type == kernels::RopeType::kDynamic)
+      spec.max_positions = std::max(
+          spec.max_positions, std::min(max_model_len, static_cast<int64_t>(rope.factor * rope.original_max_position)));
+  for (auto& rope : spec.ropes) rope.longest = static_cast<double>(std::min(max_model_len, spec.max_positions));
 }
 
 Result<void> validate(const ModelSpec& spec) {

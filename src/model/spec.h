@@ -35,8 +35,10 @@ struct MatrixPart {
   // (i, i + d/2), the only form that the kernels know.
   int interleaved_head_dim = 0;
   std::optional<RowGroups> groups = {};  // rows is a multiple of groups->count
+  std::string bias = {};                 // a tensor beside the first, one number for each of its rows; empty: none
 
   int tensor_rows() const { return groups ? rows / groups->count * groups->size : rows; }
+  bool has_bias() const { return !bias.empty(); }
 };
 
 // One or more file tensors over the same input, stacked along the output.
@@ -69,6 +71,8 @@ struct AttentionSpec {
   int kv_heads = 0;
   int head_dim = 0;
   float scale = 0;     // of q . k
+  float soft_cap = 0;  // c > 0: what q . k gives becomes c * tanh(it / c)
+  std::string sinks;   // a tensor of [q_heads], one more logit in each softmax, for no value; empty: none
   int window = 0;      // keys in (pos - window, pos]; 0: all
   int chunk = 0;       // keys of the same floor(pos / chunk); 0: all
   int rope = -1;       // index into ModelSpec::ropes; -1: none
@@ -194,7 +198,8 @@ struct ModelSpec {
   bool scale_embeddings = false;  // by sqrt(hidden_size)
   std::vector<kernels::RopeParameters> ropes;
   std::vector<LayerSpec> layers;
-  int unread_layers = 0;  // that the checkpoint may hold behind these: they predict tokens further ahead
+  float logit_soft_cap = 0;  // c > 0: a logit x becomes c * tanh(x / c)
+  int unread_layers = 0;     // that the checkpoint may hold behind these: they predict tokens further ahead
   NormSpec final_norm;
   std::string embedding;  // [vocab_size, hidden_size]
   MatrixSpec head;        // names the embedding's tensor where the head is tied
@@ -202,6 +207,11 @@ struct ModelSpec {
 
   bool tied_head() const { return head.parts.front().tensor == embedding; }
 };
+
+// A flag says how long the longest request may be: ropes that depend on this are chosen by it, instead of by the
+// model's own length. Models with a dynamic rope become as long as the flag says, up to `factor` times their own
+// length.
+void set_longest(ModelSpec& spec, int64_t max_model_len);
 
 // What no tensor's shape tells: layers have names of their own, masks and shapes are possible, and every donor is an
 // earlier layer that keeps what the reader expects. kUnsupported, naming the layer.

@@ -1,6 +1,8 @@
 // The architectures that Quire knows. Each file maps a checkpoint's configuration and tensor names to a ModelSpec.
 #pragma once
 
+#include <string>
+
 #include "model/config.h"
 #include "model/spec.h"
 #include "quire/error.h"
@@ -9,12 +11,23 @@ namespace quire::model {
 
 Result<ModelSpec> llama_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> llama_from_gguf(const GgufConfig& config);
+Result<ModelSpec> mistral_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> qwen2_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> qwen2_from_gguf(const GgufConfig& config);
 Result<ModelSpec> qwen3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> qwen3_from_gguf(const GgufConfig& config);
 Result<ModelSpec> qwen3_5_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> qwen3_5_from_gguf(const GgufConfig& config);
+Result<ModelSpec> phi3_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> phi3_from_gguf(const GgufConfig& config);
+Result<ModelSpec> smollm3_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> smollm3_from_gguf(const GgufConfig& config);
+Result<ModelSpec> gemma2_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> gemma2_from_gguf(const GgufConfig& config);
 Result<ModelSpec> gemma3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> gemma3_from_gguf(const GgufConfig& config);
+// The text model of a composite one, whose tensors are named from `root` on.
+Result<ModelSpec> gemma3_from_multimodal(const HuggingFaceConfig& config, const std::string& root);
 
 // The spec of an opened checkpoint; kUnsupported names the architecture and lists those that are known.
 Result<ModelSpec> make_spec(const weights::Checkpoint& checkpoint);

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstring>
+#include <optional>
 
 namespace quire::model {
 namespace {
@@ -25,7 +25,16 @@ Result<DecoderSizes> checked(DecoderSizes sizes) {
   return sizes;
 }
 
-MatrixPart part(const std::string& prefix, const std::string& name, int rows) { return {prefix + name, rows, 0}; }
+MatrixPart part(const std::string& prefix, const std::string& name, int rows) {
+  return {.tensor = prefix + name, .rows = rows};
+}
+
+// The same with a bias beside the weight.
+MatrixPart part(const std::string& prefix, const std::string& name, int rows, bool biased) {
+  MatrixPart p = part(prefix, name, rows);
+  if (biased) p.bias = p.tensor.substr(0, p.tensor.rfind('.') + 1) + "bias";
+  return p;
+}
 
 }  // namespace
 
@@ -68,19 +77,23 @@ Result<DecoderSizes> decoder_sizes(const GgufConfig& config) {
   return checked(s);
 }
 
-DecoderNames hugging_face_names(const DecoderTraits& traits) {
+DecoderNames hugging_face_names(const DecoderTraits& traits, const std::string& root) {
   DecoderNames n;
-  n.embedding = "model.embed_tokens.weight";
-  n.final_norm = "model.norm.weight";
-  n.head = "lm_head.weight";
-  n.layer = "model.layers.{}.";
+  n.embedding = root + "embed_tokens.weight";
+  n.final_norm = root + "norm.weight";
+  // "language_model.model." has its head at "language_model.lm_head.weight", "model.language_model." at
+  // "lm_head.weight".
+  n.head = (root.ends_with(".model.") ? root.substr(0, root.size() - 6) : "") + "lm_head.weight";
+  n.layer = root + "layers.{}.";
   n.attention_norm = "input_layernorm.weight";
   n.q = "self_attn.q_proj.weight";
   n.k = "self_attn.k_proj.weight";
   n.v = "self_attn.v_proj.weight";
   n.q_norm = "self_attn.q_norm.weight";
   n.k_norm = "self_attn.k_norm.weight";
+  if (traits.fused) n.qkv = "self_attn.qkv_proj.weight", n.gate_up = "mlp.gate_up_proj.weight";
   n.o = "self_attn.o_proj.weight";
+  n.sinks = "self_attn.sinks";
   n.attention_post_norm = "post_attention_layernorm.weight";
   n.mlp_norm = traits.post_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
   n.gate = "mlp.gate_proj.weight";
@@ -90,7 +103,7 @@ DecoderNames hugging_face_names(const DecoderTraits& traits) {
   return n;
 }
 
-DecoderNames gguf_names() {
+DecoderNames gguf_names(const DecoderTraits& traits) {
   DecoderNames n;
   n.embedding = "token_embd.weight";
   n.final_norm = "output_norm.weight";
@@ -102,7 +115,9 @@ DecoderNames gguf_names() {
   n.v = "attn_v.weight";
   n.q_norm = "attn_q_norm.weight";
   n.k_norm = "attn_k_norm.weight";
+  if (traits.fused) n.qkv = "attn_qkv.weight", n.gate_up = "ffn_up.weight";
   n.o = "attn_output.weight";
+  n.sinks = "attn_sinks.weight";
   n.attention_post_norm = "post_attention_norm.weight";
   n.mlp_norm = "ffn_norm.weight";
   n.gate = "ffn_gate.weight";
@@ -120,9 +135,10 @@ ModelSpec build_decoder(const DecoderSizes& s, const DecoderTraits& traits, cons
   spec.max_positions = s.max_positions;
   spec.norm_epsilon = s.norm_epsilon;
   spec.scale_embeddings = traits.scale_embeddings;
+  spec.logit_soft_cap = traits.logit_soft_cap;
   spec.embedding = names.embedding;
   spec.final_norm = {names.final_norm, s.hidden, traits.norm_offset};
-  spec.head = {{{tied_head ? names.embedding : names.head, s.vocab, 0}}, s.hidden};
+  spec.head = {{{.tensor = tied_head ? names.embedding : names.head, .rows = s.vocab}}, s.hidden};
 
   const int q_rows = s.q_heads * s.head_dim, kv_rows = s.kv_heads * s.head_dim;
   for (int i = 0; i < s.layers; ++i) {
@@ -141,24 +157,78 @@ ModelSpec build_decoder(const DecoderSizes& s, const DecoderTraits& traits, cons
     a.head_dim = s.head_dim;
     a.scale = traits.attention_scale > 0 ? traits.attention_scale
                                          : static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim)));
-    a.qkv = {{part(prefix, names.q, q_rows), part(prefix, names.k, kv_rows), part(prefix, names.v, kv_rows)}, s.hidden};
+    a.soft_cap = traits.attention_soft_cap;
+    if (traits.fused)
+      a.qkv = {{part(prefix, names.qkv, q_rows + 2 * kv_rows, traits.qkv_bias)}, s.hidden};
+    else
+      a.qkv = {{part(prefix, names.q, q_rows, traits.qkv_bias), part(prefix, names.k, kv_rows, traits.qkv_bias),
+                part(prefix, names.v, kv_rows, traits.qkv_bias)},
+               s.hidden};
     if (traits.interleaved_qk) a.qkv.parts[0].interleaved_head_dim = a.qkv.parts[1].interleaved_head_dim = s.head_dim;
-    a.output = {{part(prefix, names.o, s.hidden)}, q_rows, q_rows / s.kv_heads};
+    a.output = {{part(prefix, names.o, s.hidden, traits.output_bias)}, q_rows, q_rows / s.kv_heads};
+    if (traits.sinks) a.sinks = prefix + names.sinks;
     if (traits.qk_norm) {
       a.q_norm = norm(names.q_norm, s.head_dim);
       a.k_norm = norm(names.k_norm, s.head_dim);
     }
 
-    layer.mlp = {s.intermediate,
-                 traits.activation,
-                 {{part(prefix, names.gate, s.intermediate), part(prefix, names.up, s.intermediate)}, s.hidden},
-                 {{part(prefix, names.down, s.hidden)}, s.intermediate, 1}};
+    layer.mlp.size = s.intermediate;
+    layer.mlp.activation = traits.activation;
+    if (traits.fused)
+      layer.mlp.gate_up = {{part(prefix, names.gate_up, 2 * s.intermediate, traits.mlp_bias)}, s.hidden};
+    else
+      layer.mlp.gate_up = {{part(prefix, names.gate, s.intermediate, traits.mlp_bias),
+                            part(prefix, names.up, s.intermediate, traits.mlp_bias)},
+                           s.hidden};
+    layer.mlp.down = {{part(prefix, names.down, s.hidden, traits.mlp_bias)}, s.intermediate, 1};
     if (traits.post_norms) {
       layer.attention_post_norm = norm(names.attention_post_norm, s.hidden);
       layer.mlp_post_norm = norm(names.mlp_post_norm, s.hidden);
     }
     spec.layers.push_back(std::move(layer));
   }
+  return spec;
+}
+
+Result<void> read_biases(const HuggingFaceConfig& config, DecoderTraits& traits) {
+  auto attention = config.boolean_or("attention_bias", false);
+  if (!attention) return std::unexpected(attention.error());
+  auto mlp = config.boolean_or("mlp_bias", false);
+  if (!mlp) return std::unexpected(mlp.error());
+  traits.qkv_bias = traits.output_bias = *attention;
+  traits.mlp_bias = *mlp;
+  return {};
+}
+
+Result<ModelSpec> plain_decoder(const HuggingFaceConfig& config, const DecoderTraits& traits, double default_theta) {
+  auto sizes = decoder_sizes(config);
+  if (!sizes) return std::unexpected(sizes.error());
+  if (auto silu = require_activation(config, "hidden_act", "silu"); !silu) return std::unexpected(silu.error());
+  auto rope = hugging_face_rope(config, "", sizes->head_dim, default_theta);
+  if (!rope) return std::unexpected(rope.error());
+  auto tied = config.boolean_or("tie_word_embeddings", traits.tied_head);
+  if (!tied) return std::unexpected(tied.error());
+  ModelSpec spec = build_decoder(*sizes, traits, hugging_face_names(traits), *tied);
+  spec.ropes.push_back(std::move(*rope));
+  for (auto& layer : spec.layers) layer.attention().rope = 0;
+  return spec;
+}
+
+Result<ModelSpec> plain_decoder(const GgufConfig& config, const DecoderTraits& traits, double default_theta) {
+  auto sizes = decoder_sizes(config);
+  if (!sizes) return std::unexpected(sizes.error());
+  auto rope = gguf_rope(config, sizes->head_dim, default_theta);
+  if (!rope) return std::unexpected(rope.error());
+  // Loading undoes the interleaving of whole heads, which would part pairs from dimensions that do not turn.
+  if (traits.interleaved_qk && rope->rotary_dim != sizes->head_dim)
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("rope.dimension_count {} is not supported; it must be the head size, {}", rope->rotary_dim,
+                            sizes->head_dim),
+                "rope.dimension_count");
+  const bool tied = config.file().find("output.weight") == nullptr;
+  ModelSpec spec = build_decoder(*sizes, traits, gguf_names(traits), tied);
+  spec.ropes.push_back(std::move(*rope));
+  for (auto& layer : spec.layers) layer.attention().rope = 0;
   return spec;
 }
 
@@ -191,90 +261,31 @@ Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int l
   return windowed;
 }
 
-Result<kernels::RopeParameters> hugging_face_rope(const HuggingFaceConfig& config, const std::string& section,
-                                                  int head_dim, double default_theta) {
-  const auto is_new = config.has_section("rope_parameters");
-  if (!is_new) return std::unexpected(is_new.error());
-  const std::string root = !*is_new          ? "rope_scaling"
-                           : section.empty() ? "rope_parameters"
-                                             : "rope_parameters/" + section;
-  const auto has_root = config.has_section(root);
-  if (!has_root) return std::unexpected(has_root.error());
-  if (*is_new && !*has_root)
-    return fail(ErrorKind::kCorruptFile, fmt::format("configuration key {} is missing", root), root);
-  const std::string theta_key = *is_new ? root + "/rope_theta" : "rope_theta";
-  kernels::RopeParameters rope;
-  rope.rotary_dim = head_dim;
-  std::optional<Error> error;
-  take(config.number_or(theta_key, default_theta), rope.theta, error);
-  std::string type = "default";
-  const std::string type_key = config.has(root + "/rope_type") ? root + "/rope_type" : root + "/type";
-  take(config.string_or(type_key, "default"), type, error);
-  if (error) return std::unexpected(*error);
-  if (!(rope.theta > 1)) return fail(ErrorKind::kCorruptFile, "rope_theta must be greater than 1", theta_key);
-
-  if (type == "default") return rope;
-  if (type == "linear") {
-    rope.type = kernels::RopeType::kLinear;
-    take(config.number(root + "/factor"), rope.factor, error);
-  } else if (type == "llama3") {
-    rope.type = kernels::RopeType::kLlama3;
-    take(config.number(root + "/factor"), rope.factor, error);
-    take(config.number(root + "/low_freq_factor"), rope.low_freq_factor, error);
-    take(config.number(root + "/high_freq_factor"), rope.high_freq_factor, error);
-    take(config.integer(root + "/original_max_position_embeddings", 1, kMaxPositions), rope.original_max_position,
-         error);
-  } else {
-    return fail(ErrorKind::kUnsupported,
-                fmt::format("rope type {} is not supported; supported are default, linear and llama3", type), type_key);
+Result<std::vector<int>> chosen_windows(const HuggingFaceConfig& config, int layers) {
+  std::vector<int> out(static_cast<size_t>(layers), 0);
+  auto windowed = windowed_layers(config, layers);
+  if (!windowed) return std::unexpected(windowed.error());
+  auto first = config.integer_or("max_window_layers", 0, kMaxPositions, 0);
+  if (!first) return std::unexpected(first.error());
+  auto use = config.boolean_or("use_sliding_window", false);
+  if (!use) return std::unexpected(use.error());
+  if (!*use || !config.has("sliding_window")) return out;
+  auto window = config.integer("sliding_window", 1, kMaxPositions);
+  if (!window) return std::unexpected(window.error());
+  for (int i = 0; i < layers; ++i) {
+    const auto n = static_cast<size_t>(i);
+    if (windowed->empty() ? i >= *first : (*windowed)[n]) out[n] = *window;
   }
-  if (error) return std::unexpected(*error);
-  if (!(rope.factor > 0)) return fail(ErrorKind::kCorruptFile, "the rope factor must be positive", root + "/factor");
-  if (rope.type == kernels::RopeType::kLlama3 && !(rope.high_freq_factor > rope.low_freq_factor))
-    return fail(ErrorKind::kCorruptFile, "high_freq_factor must be greater than low_freq_factor",
-                root + "/high_freq_factor");
-  return rope;
+  return out;
 }
 
-Result<kernels::RopeParameters> gguf_rope(const GgufConfig& config, int head_dim, double default_theta) {
-  kernels::RopeParameters rope;
-  rope.rotary_dim = head_dim;
-  std::optional<Error> error;
-  int rotary = 0;
-  std::string scaling = "none";
-  take(config.number_or("rope.freq_base", default_theta), rope.theta, error);
-  take(config.integer_or("rope.dimension_count", 2, head_dim, head_dim), rotary, error);
-  take(config.string_or("rope.scaling.type", "none"), scaling, error);
-  if (error) return std::unexpected(*error);
-  rope.rotary_dim = rotary;
-  if (rotary % 2 != 0)
-    return fail(ErrorKind::kCorruptFile, "rope.dimension_count must be even", "rope.dimension_count");
-  if (!(rope.theta > 1))
-    return fail(ErrorKind::kCorruptFile, "rope.freq_base must be greater than 1", "rope.freq_base");
-  if (scaling == "linear") {
-    rope.type = kernels::RopeType::kLinear;
-    take(config.number("rope.scaling.factor"), rope.factor, error);
-    if (error) return std::unexpected(*error);
-    if (!(rope.factor > 0)) return fail(ErrorKind::kCorruptFile, "rope.scaling.factor must be positive");
-  } else if (scaling != "none") {
-    return fail(ErrorKind::kUnsupported,
-                fmt::format("rope scaling {} is not supported; supported are none and linear", scaling),
-                "rope.scaling.type");
-  }
-  // Converters write Llama 3's scaling as divisors of each frequency.
-  if (const weights::Tensor* factors = config.file().find("rope_freqs.weight")) {
-    if (factors->format != weights::WeightFormat::kF32 || factors->elements() != rotary / 2)
-      return fail(ErrorKind::kCorruptFile,
-                  fmt::format("tensor rope_freqs.weight must hold {} F32 values, it is {}", rotary / 2,
-                              weights::describe(*factors)),
-                  "rope_freqs.weight");
-    rope.frequency_divisors.resize(static_cast<size_t>(rotary / 2));
-    std::memcpy(rope.frequency_divisors.data(), factors->data.data(), factors->data.size());
-    for (float divisor : rope.frequency_divisors)
-      if (!(divisor > 0))
-        return fail(ErrorKind::kCorruptFile, "rope_freqs.weight holds a divisor that is not positive");
-  }
-  return rope;
+Result<int> window_or_null(const HuggingFaceConfig& config) {
+  if (config.is_null("sliding_window")) return 0;
+  return config.integer("sliding_window", 1, kMaxPositions);
+}
+
+void set_windows(ModelSpec& spec, int window) {
+  for (auto& layer : spec.layers) layer.attention().window = window;
 }
 
 }  // namespace quire::model

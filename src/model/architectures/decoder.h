@@ -1,10 +1,11 @@
-// What the dense decoders (Llama, Qwen3, Gemma 3) have in common: the sizes that their configurations state, and the
-// names under which checkpoints keep the tensors of a layer.
+// What dense decoders (Llama, Qwen3, Gemma 3 and their like) have in common: the sizes that their configurations state,
+// and the names under which checkpoints keep the tensors of a layer.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "model/architectures/rope.h"
 #include "model/config.h"
 #include "model/spec.h"
 #include "quire/error.h"
@@ -34,8 +35,16 @@ struct DecoderTraits {
   bool qk_norm = false;
   bool post_norms = false;  // norms behind attention and MLP, before the residual is added
   bool scale_embeddings = false;
-  float norm_offset = 0;        // added to every norm weight
-  float attention_scale = 0;    // 0: 1 / sqrt(head_dim)
+  float norm_offset = 0;         // added to every norm weight
+  float attention_scale = 0;     // 0: 1 / sqrt(head_dim)
+  float attention_soft_cap = 0;  // 0: none
+  float logit_soft_cap = 0;      // 0: none
+  bool qkv_bias = false;         // biases are called as weights are, but for the end
+  bool output_bias = false;
+  bool mlp_bias = false;
+  bool sinks = false;
+  bool fused = false;           // q, k and v are one tensor, and gate and up
+  bool tied_head = false;       // where the configuration does not say
   bool interleaved_qk = false;  // q and k rows need MatrixPart::interleaved_head_dim
 };
 
@@ -43,16 +52,25 @@ struct DecoderTraits {
 struct DecoderNames {
   std::string embedding, final_norm, head;
   std::string layer;  // prefix with {} for the layer's number
-  std::string attention_norm, q, k, v, q_norm, k_norm, o, attention_post_norm;
+  std::string attention_norm, q, k, v, q_norm, k_norm, o, sinks, attention_post_norm;
   std::string mlp_norm, gate, up, down, mlp_post_norm;
+  std::string qkv, gate_up;  // instead of those where they are fused
 };
 
-DecoderNames hugging_face_names(const DecoderTraits& traits);
-DecoderNames gguf_names();
+// `root` is before all but the head: composite models have another, and the head's is beside it.
+DecoderNames hugging_face_names(const DecoderTraits& traits, const std::string& root = "model.");
+DecoderNames gguf_names(const DecoderTraits& traits);
+
+// Reads attention_bias (q, k, v and output) and mlp_bias, false where the configuration does not have them.
+Result<void> read_biases(const HuggingFaceConfig& config, DecoderTraits& traits);
 
 // All layers alike, with full attention and no rope; the architecture sets `window` and `rope` per layer afterwards.
 ModelSpec build_decoder(const DecoderSizes& sizes, const DecoderTraits& traits, const DecoderNames& names,
                         bool tied_head);
+
+// A decoder with SiLU whose layers attend to everything with the one rope that the configuration asks for.
+Result<ModelSpec> plain_decoder(const HuggingFaceConfig& config, const DecoderTraits& traits, double default_theta);
+Result<ModelSpec> plain_decoder(const GgufConfig& config, const DecoderTraits& traits, double default_theta);
 
 // kUnsupported, naming the key, if the configuration asks for another activation than `only`.
 Result<void> require_activation(const HuggingFaceConfig& config, const char* key, const std::string& only);
@@ -61,11 +79,13 @@ Result<void> require_activation(const HuggingFaceConfig& config, const char* key
 // type of any other kind.
 Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int layers);
 
-// The rope of a Hugging Face configuration, in the new spelling (rope_parameters, under `section` if it is per layer
-// type) or the old one (rope_theta, rope_scaling).
-Result<kernels::RopeParameters> hugging_face_rope(const HuggingFaceConfig& config, const std::string& section,
-                                                  int head_dim, double default_theta);
-// The rope of GGUF metadata, with the factors of the tensor rope_freqs.weight where there is one.
-Result<kernels::RopeParameters> gguf_rope(const GgufConfig& config, int head_dim, double default_theta);
+// The window of every layer, 0 for none, where use_sliding_window turns it on: by layer_types, else from
+// max_window_layers on.
+Result<std::vector<int>> chosen_windows(const HuggingFaceConfig& config, int layers);
+
+// sliding_window, or 0 if it is null. Absent it is an error: references have different defaults.
+Result<int> window_or_null(const HuggingFaceConfig& config);
+// The same window for every layer; 0: none.
+void set_windows(ModelSpec& spec, int window);
 
 }  // namespace quire::model

@@ -16,6 +16,7 @@ namespace quire::model {
 namespace {
 
 constexpr double kDefaultTheta = 10000000;
+constexpr double kDefaultRotaryPart = 0.25;
 constexpr int kDefaultInterval = 4;  // every fourth layer attends
 
 // Names of the tensors of a recurrent layer in one checkpoint format.
@@ -132,19 +133,6 @@ Result<std::vector<bool>> full_layers(const HuggingFaceConfig& config, int layer
   return full;
 }
 
-// The dimensions of a head that turn: a quarter unless the configuration says another part.
-Result<int> rotary_dim(const HuggingFaceConfig& config, int head_dim) {
-  std::string key = "rope_parameters/partial_rotary_factor";
-  if (!config.has(key)) key = "partial_rotary_factor";
-  auto part = config.number_or(key, 0.25);
-  if (!part) return std::unexpected(part.error());
-  const double dims = *part * head_dim;
-  if (dims >= 2 && dims <= head_dim && static_cast<int>(dims) % 2 == 0) return static_cast<int>(dims);
-  return fail(ErrorKind::kCorruptFile,
-              fmt::format("{} {} must make an even number of dimensions turn, from 2 to {}", key, *part, head_dim),
-              key);
-}
-
 Result<kernels::GatedDeltaShape> delta_shape(const HuggingFaceConfig& config) {
   kernels::GatedDeltaShape s;
   const std::pair<const char*, int*> sizes[] = {{"linear_num_value_heads", &s.heads},
@@ -198,8 +186,7 @@ Result<ModelSpec> qwen3_5_from_hugging_face(const HuggingFaceConfig& config) {
   take(config.boolean_or("tie_word_embeddings", false), h.tied, error);
   if (error) return std::unexpected(*error);
   take(full_layers(config, h.sizes.layers), h.full, error);
-  take(hugging_face_rope(config, "", h.sizes.head_dim, kDefaultTheta), h.rope, error);
-  take(rotary_dim(config, h.sizes.head_dim), h.rope.rotary_dim, error);
+  take(hugging_face_rope(config, "", h.sizes.head_dim, kDefaultTheta, kDefaultRotaryPart), h.rope, error);
   if (error) return std::unexpected(*error);
   DecoderTraits t = traits();
   t.norm_offset = 1;
@@ -219,7 +206,7 @@ Result<ModelSpec> qwen3_5_from_gguf(const GgufConfig& config) {
   if (error) return std::unexpected(*error);
   h.full = every(interval, h.sizes.layers);
   const DecoderTraits t = traits();
-  DecoderNames names = gguf_names();
+  DecoderNames names = gguf_names(t);
   names.mlp_norm = "post_attention_norm.weight";
   return build(std::move(h), t, names, kGgufNames);
 }

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <string_view>
+#include <vector>
 
 #include "model/architectures/architectures.h"
 
@@ -14,9 +15,23 @@ struct HuggingFaceEntry {
 };
 constexpr std::array kHuggingFace = {
     HuggingFaceEntry{"LlamaForCausalLM", llama_from_hugging_face},
+    HuggingFaceEntry{"MistralForCausalLM", mistral_from_hugging_face},
+    HuggingFaceEntry{"Qwen2ForCausalLM", qwen2_from_hugging_face},
     HuggingFaceEntry{"Qwen3ForCausalLM", qwen3_from_hugging_face},
     HuggingFaceEntry{"Qwen3_5ForCausalLM", qwen3_5_from_hugging_face},
+    HuggingFaceEntry{"Phi3ForCausalLM", phi3_from_hugging_face},
+    HuggingFaceEntry{"SmolLM3ForCausalLM", smollm3_from_hugging_face},
+    HuggingFaceEntry{"Gemma2ForCausalLM", gemma2_from_hugging_face},
     HuggingFaceEntry{"Gemma3ForCausalLM", gemma3_from_hugging_face},
+};
+
+// Models of which the text model alone is run. What their tensors begin with depends on who wrote the file.
+struct CompositeEntry {
+  std::string_view name;
+  Result<ModelSpec> (*make)(const HuggingFaceConfig&, const std::string& root);
+};
+constexpr std::array kComposite = {
+    CompositeEntry{"Gemma3ForConditionalGeneration", gemma3_from_multimodal},
 };
 
 struct GgufEntry {
@@ -24,18 +39,38 @@ struct GgufEntry {
   Result<ModelSpec> (*make)(const GgufConfig&);
 };
 constexpr std::array kGguf = {
-    GgufEntry{"llama", llama_from_gguf},
-    GgufEntry{"qwen3", qwen3_from_gguf},
-    GgufEntry{"qwen35", qwen3_5_from_gguf},
-    GgufEntry{"gemma3", gemma3_from_gguf},
+    GgufEntry{"llama", llama_from_gguf},   GgufEntry{"qwen2", qwen2_from_gguf},
+    GgufEntry{"qwen3", qwen3_from_gguf},   GgufEntry{"qwen35", qwen3_5_from_gguf},
+    GgufEntry{"phi3", phi3_from_gguf},     GgufEntry{"smollm3", smollm3_from_gguf},
+    GgufEntry{"gemma2", gemma2_from_gguf}, GgufEntry{"gemma3", gemma3_from_gguf},
 };
 
-template <class Table>
-std::unexpected<Error> unsupported(std::string_view name, const Table& table) {
-  std::string known;
-  for (const auto& entry : table) known += (known.empty() ? "" : ", ") + std::string(entry.name);
-  return fail(ErrorKind::kUnsupported, fmt::format("architecture {} is not supported; supported are {}", name, known),
+template <class... Tables>
+std::unexpected<Error> unsupported(std::string_view name, const Tables&... tables) {
+  std::vector<std::string_view> known;
+  const auto add = [&](const auto& table) {
+    for (const auto& entry : table) known.push_back(entry.name);
+  };
+  (add(tables), ...);
+  return fail(ErrorKind::kUnsupported,
+              fmt::format("architecture {} is not supported; supported are {}", name, fmt::join(known, ", ")),
               "architecture");
+}
+
+// What the names of the text model's tensors begin with: in released files, and in those that newer tools write.
+std::string root_of(const weights::Checkpoint& checkpoint) {
+  const std::string newer = "model.language_model.";
+  const bool is_newer = checkpoint.tensors != nullptr && checkpoint.tensors->find(newer + "embed_tokens.weight");
+  return is_newer ? newer : "language_model.model.";
+}
+
+Result<ModelSpec> make(const std::string& name, const HuggingFaceConfig& config,
+                       const weights::Checkpoint& checkpoint) {
+  for (const auto& entry : kHuggingFace)
+    if (name == entry.name) return entry.make(config);
+  for (const auto& entry : kComposite)
+    if (name == entry.name) return entry.make(config, root_of(checkpoint));
+  return unsupported(name, kHuggingFace, kComposite);
 }
 
 Result<ModelSpec> from_hugging_face(const weights::Checkpoint& checkpoint) {
@@ -44,19 +79,15 @@ Result<ModelSpec> from_hugging_face(const weights::Checkpoint& checkpoint) {
   auto names = config->strings("architectures");
   if (!names) return std::unexpected(names.error());
   if (names->empty()) return fail(ErrorKind::kCorruptFile, "configuration key architectures is empty", "architectures");
-  for (const auto& entry : kHuggingFace) {
-    if (names->front() != entry.name) continue;
-    auto spec = entry.make(*config);
-    if (!spec) return spec;
-    auto end = config->end_tokens(spec->vocab_size);
-    if (!end) return std::unexpected(end.error());
-    spec->end_tokens = std::move(*end);
-    auto extra = config->integer_or("num_nextn_predict_layers", 0, kMaxLayers, 0);
-    if (!extra) return std::unexpected(extra.error());
-    spec->unread_layers = *extra;
-    return spec;
-  }
-  return unsupported(names->front(), kHuggingFace);
+  auto spec = make(names->front(), *config, checkpoint);
+  if (!spec) return spec;
+  auto end = config->end_tokens(spec->vocab_size);
+  if (!end) return std::unexpected(end.error());
+  spec->end_tokens = std::move(*end);
+  auto extra = config->integer_or("num_nextn_predict_layers", 0, kMaxLayers, 0);
+  if (!extra) return std::unexpected(extra.error());
+  spec->unread_layers = *extra;
+  return spec;
 }
 
 Result<ModelSpec> from_gguf(const weights::GgufFile& file) {

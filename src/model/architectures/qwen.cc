@@ -1,0 +1,34 @@
+// Qwen2: a Llama with biases of q, k and v. Qwen3 (dense): without these, but with an RMSNorm on every q and k head
+// before rope. Both may have windows. Source: transformers' Qwen2ForCausalLM and Qwen3ForCausalLM.
+#include "model/architectures/architectures.h"
+#include "model/architectures/decoder.h"
+
+namespace quire::model {
+namespace {
+
+constexpr double kDefaultTheta = 10000;
+const DecoderTraits kQwen2{.architecture = "qwen2", .qkv_bias = true}, kQwen3{.architecture = "qwen3", .qk_norm = true};
+
+Result<ModelSpec> with_windows(const HuggingFaceConfig& config, const DecoderTraits& traits) {
+  auto spec = plain_decoder(config, traits, kDefaultTheta);
+  if (!spec) return spec;
+  auto windows = chosen_windows(config, static_cast<int>(spec->layers.size()));
+  if (!windows) return std::unexpected(windows.error());
+  for (size_t i = 0; i < spec->layers.size(); ++i) spec->layers[i].attention().window = (*windows)[i];
+  return spec;
+}
+
+}  // namespace
+
+Result<ModelSpec> qwen2_from_hugging_face(const HuggingFaceConfig& config) { return with_windows(config, kQwen2); }
+
+Result<ModelSpec> qwen3_from_hugging_face(const HuggingFaceConfig& config) {
+  DecoderTraits traits = kQwen3;
+  if (auto read = read_biases(config, traits); !read) return std::unexpected(read.error());
+  return with_windows(config, traits);
+}
+
+Result<ModelSpec> qwen2_from_gguf(const GgufConfig& config) { return plain_decoder(config, kQwen2, kDefaultTheta); }
+Result<ModelSpec> qwen3_from_gguf(const GgufConfig& config) { return plain_decoder(config, kQwen3, kDefaultTheta); }
+
+}  // namespace quire::model
