@@ -160,10 +160,10 @@ class Runner:
 
     # The suites.
 
-    def cpp(self, name, preset, only=(), env=None):
+    def cpp(self, name, preset, only=(), env=None, jobs=1):
         def body(suite):
             if self.needs(suite, preset):
-                count_ctest(suite, BUILD / preset, only, env or {})
+                count_ctest(suite, BUILD / preset, only, env or {}, jobs)
 
         self.suite(name, body)
 
@@ -239,12 +239,12 @@ def test_programs(folder):
     return {test["name"]: test["command"][0] if "command" in test else None for test in json.loads(reply.stdout)["tests"]}
 
 
-def count_ctest(suite, folder, only, env):
-    """Runs CTest; counts the cases of each GoogleTest program, and one for each program of another kind."""
+def count_ctest(suite, folder, only, env, jobs):
+    """Runs CTest, `jobs` programs at a time; counts the cases of each GoogleTest program, and one for each program of another kind."""
     with tempfile.TemporaryDirectory() as results:
         junit = Path(results) / "ctest.xml"
         command = ["ctest", "--test-dir", folder, "--output-on-failure", "--timeout", PROGRAM_SECONDS]
-        command += ["--output-junit", junit]
+        command += ["--output-junit", junit, "--parallel", jobs]
         if only:
             command += ["-R", f"^({'|'.join(only)})$"]
         run(suite.name, command, {**env, "GTEST_OUTPUT": f"json:{results}/"})
@@ -343,7 +343,8 @@ def asan(runner):
     shutil.rmtree(profile_folder("asan"), ignore_errors=True)
     # %m: runs of one program add up in one file.
     env = {**SANITIZER_ENV, "LLVM_PROFILE_FILE": str(profile_folder("asan") / "%m.profraw")}
-    runner.cpp("c++ under asan and ubsan", "asan", env=env)
+    # Most of its time is spent in single threads.
+    runner.cpp("c++ under asan and ubsan", "asan", env=env, jobs=os.cpu_count())
     # Without the browser, which needs a core for itself and runs none of our code but the page.
     runner.python("end to end under asan and ubsan", ["tests/e2e", "--ignore=tests/e2e/test_page.py"], "asan", env)
     runner.coverage("asan")
