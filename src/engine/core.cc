@@ -131,7 +131,7 @@ Result<void> Core::step() {
     prompt_rows_.push_back(active.next_prompt_row);
   }
   build_batch(plan_, scheduler_, prompt_rows_, tables_, batch_, uses_);
-  model_->attention.prepare(batch_, model_->pool->size());
+  model_->attention.prepare(batch_, model_->kernels, model_->pool->size());
   updates_.resize(std::max(updates_.size(), plan_.requests.size()));
   for (Update& update : updates_) renew(update);
 

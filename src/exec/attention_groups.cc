@@ -123,7 +123,7 @@ Result<AttentionGroups> AttentionGroups::make(const model::ModelSpec& spec, cons
   return result;
 }
 
-void AttentionGroups::prepare(const StepBatch& batch, int workers) {
+void AttentionGroups::prepare(const StepBatch& batch, const kernels::KernelTable& kernels, int workers) {
   for (AttentionGroup& group : groups_) {
     const GroupTables& tables = batch.tables(group.cache_group);
     const int64_t block_tokens = group.shape.page_tokens * group.kernel_view.pages_per_block;
@@ -134,7 +134,7 @@ void AttentionGroups::prepare(const StepBatch& batch, int workers) {
     }
     group.pages.update(tables.blocks, used_columns_);
     list_sequences(batch, group.pages, sequences_);
-    group.plan.build(group.shape, sequences_, workers);
+    group.plan.build(kernels, group.shape, sequences_, workers);
   }
 }
 

@@ -86,8 +86,8 @@ class AttentionGroups {
                                       std::span<const cache::CacheLayer> layers, const PageSizes& pages,
                                       int64_t max_num_seqs);
 
-  // Maps the batch's tables and plans its attention, for all groups. `workers` is the pool's size.
-  void prepare(const StepBatch& batch, int workers);
+  // Maps the batch's tables and plans its attention by these kernels, for all groups. `workers` is the pool's size.
+  void prepare(const StepBatch& batch, const kernels::KernelTable& kernels, int workers);
 
   const LayerCache& layer(std::string_view name) const;
   const RowCache& rows(std::string_view name) const;

@@ -14,11 +14,6 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-const CacheKernels& cache_kernels(const KernelTable& table, DType dtype) {
-  if (dtype == DType::kI8) return table.attention->i8;
-  return dtype == DType::kF32 ? table.attention->f32 : table.attention->bf16;
-}
-
 // Bytes of a word: one fp32 number, or two of the others.
 size_t word_bytes(DType dtype) { return dtype == DType::kI8 ? 2 : 4; }
 

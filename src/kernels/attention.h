@@ -105,9 +105,10 @@ class AttentionPlan {
   // `pool_tokens`. Then neither build() nor attend() allocates for them, unless many share very much: that may grow.
   void reserve(const AttentionShape& shape, int64_t sequences, int64_t longest, int64_t pool_tokens);
 
-  // Replaces the plan; keeps its memory. `shape` must have passed check_attention_shape, `workers` is the pool's size,
-  // rows of different sequences must not overlap.
-  void build(const AttentionShape& shape, std::span<const AttentionSequence> sequences, int workers);
+  // Replaces the plan; keeps its memory. The parts of the workers take about the same time with these kernels. `shape`
+  // must have passed check_attention_shape, `workers` is the pool's size, rows of different sequences must not overlap.
+  void build(const KernelTable& table, const AttentionShape& shape, std::span<const AttentionSequence> sequences,
+             int workers);
 
   struct State;
   const State& state() const { return *state_; }

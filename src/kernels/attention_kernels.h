@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dtype.h"
+#include "kernels/kernels.h"
+
 namespace quire::kernels {
 
 inline constexpr int kSoftmaxChunk = 256;  // keys, at absolute positions
@@ -84,8 +87,9 @@ struct CacheKernels {
   // Makes a query row as QueryRow wants it, q_bytes for each number of n rounded up to 32. Null: fp32 as it is.
   void (*encode)(const float* x, int n, void* out);
   size_t q_bytes;
-  int tile_rows;            // that chunk() does best together
-  int least_tile_rows = 0;  // from so many on chunk() uses matrix instructions; 0: never
+  int tile_rows;  // that chunk() does best together
+  // With so many rows chunk() uses matrix instructions, and takes about a quarter as long for each; 0: never.
+  int least_tile_rows = 0;
 };
 
 struct AttentionKernels {
@@ -98,6 +102,11 @@ struct AttentionKernels {
   // Divides by the sum, after a sink (null: none) has joined it.
   void (*finish)(float* to, const SoftmaxState* state, const float* sink, int head_dim);
 };
+
+inline const CacheKernels& cache_kernels(const KernelTable& table, DType dtype) {
+  if (dtype == DType::kI8) return table.attention->i8;
+  return dtype == DType::kF32 ? table.attention->f32 : table.attention->bf16;
+}
 
 // As the instruction sets define them. Which exist depends on the build; kernels.cc chooses.
 const AttentionKernels& attention_kernels_scalar();

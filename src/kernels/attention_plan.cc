@@ -13,14 +13,19 @@ namespace {
 constexpr int kBlockRows = 3 * kAttentionTileRows;
 // Sequences with more rows than this per kv head use a chunk well enough alone.
 constexpr int kMaxSharedRows = kBlockRows / 2;
-// What bringing a run of keys from memory costs, in rows of arithmetic on it.
-constexpr int kMemoryRows = 8;
+// What a run of keys costs: bringing it from memory, or from a cache where a neighbouring step has read it, and the
+// arithmetic of a row.
+constexpr int kColdRun = 32;
+constexpr int kWarmRun = 8;
+constexpr int kRow = 4;
+constexpr int kCheapRow = 1;
 
 using State = AttentionPlan::State;
 
 class Builder {
  public:
-  explicit Builder(State& state) : s_(state) {}
+  // Blocks of `least_tile_rows` rows and more compute cheaply; 0: none.
+  Builder(State& state, int least_tile_rows) : s_(state), least_tile_rows_(least_tile_rows) {}
 
   void steps() {
     s_.order.clear();
@@ -114,8 +119,11 @@ class Builder {
     const int index = static_cast<int>(s_.steps.size());
     s_.steps.push_back({block, static_cast<int>(chunk), cold});
     const int64_t runs = (hi - 1) / kKeyRun - lo / kKeyRun + 1;
-    s_.cost.push_back((s_.cost.empty() ? 0 : s_.cost.back()) + runs * (b.tokens * s_.group() + kMemoryRows));
-    s_.block_rows = std::max(s_.block_rows, b.tokens * s_.group());
+    const int rows = b.tokens * s_.group();
+    const bool cheap = least_tile_rows_ > 0 && rows >= least_tile_rows_;
+    const int64_t run_cost = rows * (cheap ? kCheapRow : kRow) + (cold ? kColdRun : kWarmRun);
+    s_.cost.push_back((s_.cost.empty() ? 0 : s_.cost.back()) + runs * run_cost);
+    s_.block_rows = std::max(s_.block_rows, rows);
     for (int i = b.first_span; i < b.first_span + b.spans; i++) {
       const AttentionSpan& span = s_.spans[static_cast<size_t>(i)];
       const int row = s_.sequences[static_cast<size_t>(span.sequence)].first_row + span.first;
@@ -128,6 +136,7 @@ class Builder {
   }
 
   State& s_;
+  int least_tile_rows_;
 };
 
 // Parts of about equal cost. A cut lies between two items, anywhere.
@@ -212,7 +221,8 @@ void AttentionPlan::reserve(const AttentionShape& shape, int64_t sequences, int6
   s.most_kept = std::min(met, chunks) * group;
 }
 
-void AttentionPlan::build(const AttentionShape& shape, std::span<const AttentionSequence> sequences, int workers) {
+void AttentionPlan::build(const KernelTable& table, const AttentionShape& shape,
+                          std::span<const AttentionSequence> sequences, int workers) {
   QUIRE_CHECK(workers >= 1 && check_attention_shape(shape));
   State& s = *state_;
   s.shape = shape;
@@ -226,7 +236,7 @@ void AttentionPlan::build(const AttentionShape& shape, std::span<const Attention
   for (const AttentionSequence& q : sequences) s.rows = std::max(s.rows, q.first_row + q.num_rows);
   s.first_step.assign(static_cast<size_t>(s.rows), -1);
   s.last_step.assign(static_cast<size_t>(s.rows), -1);
-  Builder(s).steps();
+  Builder(s, cache_kernels(table, shape.dtype).least_tile_rows).steps();
   cut(s, workers);
   count_kept_states(s);
 }

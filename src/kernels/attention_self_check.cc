@@ -71,7 +71,7 @@ Result<std::vector<float>> attention(const KernelTable& table, DType dtype, cons
   write_kv(table, shape, view, {slots, x.data(), x.data() + dim, 2 * dim, 2 * dim}, pool);
   AttentionPlan plan;
   const AttentionSequence sequence = {pages, 0, c.rows, kTokens - c.rows};
-  plan.build(shape, {&sequence, 1}, 1);
+  plan.build(table, shape, {&sequence, 1}, 1);
   AttentionWorkspace workspace;
   const size_t stride = static_cast<size_t>(c.group) * dim;
   std::vector<float> out(static_cast<size_t>(c.rows) * stride);

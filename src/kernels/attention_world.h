@@ -88,7 +88,7 @@ class AttentionWorld {
   std::vector<float> run_parts(const KernelTable& table, std::span<const AttentionSequence> sequences, int threads) {
     make_queries();
     AttentionPlan plan;
-    plan.build(shape_, sequences, threads);
+    plan.build(table, shape_, sequences, threads);
     std::vector<float> out(static_cast<size_t>(rows_) * stride(), kUntouched);
     ThreadPool pool(threads);
     for (int again = 0; again < 2; again++)  // the workspace may hold anything

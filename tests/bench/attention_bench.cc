@@ -74,7 +74,7 @@ class Bench {
     for (float& x : q) x = normal(rng);
     ThreadPool pool(threads);
     std::vector<AttentionPlan> plans(static_cast<size_t>(layers_));
-    for (int l = 0; l < layers_; l++) plans[static_cast<size_t>(l)].build(shape_, sequences(l), threads);
+    for (int l = 0; l < layers_; l++) plans[static_cast<size_t>(l)].build(table_, shape_, sequences(l), threads);
     AttentionWorkspace workspace;
     double best = 1e9;
     for (int round = 0; round < kRounds; round++) {
@@ -184,7 +184,7 @@ void overheads(const KernelTable& table) {
                          .first_position = 1599});
   AttentionPlan plan;
   const double start = seconds(true);
-  for (int i = 0; i < 1000; i++) plan.build(bench.shape(), sequences, 2);
+  for (int i = 0; i < 1000; i++) plan.build(table, bench.shape(), sequences, 2);
   fmt::print("plan of 16 decodes at 1600: {:.1f} us\n", (seconds(true) - start) * 1e3);
 }
 

@@ -300,7 +300,7 @@ std::vector<float> logits_over_tables(bool mutate) {
         tables.slots.push_back(tables.blocks[static_cast<size_t>(p / size)] * size + p % size);
       batch.groups.push_back(std::move(tables));
     }
-    model.attention.prepare(batch, model.pool->size());
+    model.attention.prepare(batch, model.kernels, model.pool->size());
     model.forward->run(batch, model.attention, [&](const exec::LogitsBlock& block) {
       logits.assign(block.logits, block.logits + model.info.vocab_size);
     });
