@@ -51,6 +51,15 @@ std::string numerics_of(const kernels::RopeParameters& r) {
                      r.depends_on_longest() ? r.longest : 0.0);
 }
 
+std::string numerics_of(const model::MlpSpec& m) { return fmt::format("{}", static_cast<int>(m.activation)); }
+
+std::string numerics_of(const model::MoeSpec& m) {
+  const kernels::RouterShape& r = m.router;
+  return fmt::format("{} experts {} of {} {} groups {} of {} by {} {} {}", numerics_of(m.experts.front()), r.chosen,
+                     r.experts, static_cast<int>(r.scoring), r.chosen_groups, r.groups, r.group_best, r.renormalise,
+                     r.scaling);
+}
+
 // What the configuration contributes to the bits of an answer; the tensors' names and shapes are in their digest.
 std::string numerics_of(const model::ModelSpec& spec) {
   std::string text = fmt::format("{} eps {} scaled {} cap {}\n", spec.architecture, spec.norm_epsilon,
@@ -58,7 +67,8 @@ std::string numerics_of(const model::ModelSpec& spec) {
   for (const auto& rope : spec.ropes) text += numerics_of(rope) + "\n";
   for (const auto& layer : spec.layers) {
     text += fmt::format("layer {} {} {}\n", std::visit([](const auto& m) { return numerics_of(m); }, layer.mixer),
-                        layer.attention_norm.offset, static_cast<int>(layer.mlp.activation));
+                        layer.attention_norm.offset,
+                        std::visit([](const auto& mlp) { return numerics_of(mlp); }, layer.mlp));
   }
   if (spec.head.keeps_integers) text += "head in integers\n";
   return text + fmt::format("end {}\n", fmt::join(spec.end_tokens, " "));

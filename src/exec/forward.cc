@@ -41,11 +41,19 @@ void widen(Widths& w, const model::LatentSpec& l) {
   w.attended = std::max(w.attended, l.value_rows());
 }
 
+// The dense MLP of the layer, or the shared expert beside others; null: none.
+const model::MlpSpec* dense_of(const model::LayerSpec& layer) {
+  if (const auto* dense = std::get_if<model::MlpSpec>(&layer.mlp)) return dense;
+  const auto& shared = std::get<model::MoeSpec>(layer.mlp).shared;
+  return shared ? &*shared : nullptr;
+}
+
 Widths widths_of(const model::ModelSpec& spec) {
   Widths w{0, spec.hidden_size, spec.hidden_size, 0};
   for (const auto& layer : spec.layers) {
     std::visit([&](const auto& mixer) { widen(w, mixer); }, layer.mixer);
-    w.input = std::max({w.input, w.attended, w.normed, layer.mlp.size});
+    const model::MlpSpec* dense = dense_of(layer);
+    w.input = std::max({w.input, w.attended, w.normed, dense == nullptr ? 0 : dense->size});
   }
   return w;
 }
@@ -61,7 +69,8 @@ int most_selected(const model::ModelSpec& spec, int max_positions) {
 
 int widest_mlp(const model::ModelSpec& spec) {
   int widest = 0;
-  for (const auto& layer : spec.layers) widest = std::max(widest, layer.mlp.gate_up.rows());
+  for (const auto& layer : spec.layers)
+    if (const model::MlpSpec* dense = dense_of(layer)) widest = std::max(widest, dense->gate_up.rows());
   return widest;
 }
 
@@ -70,7 +79,9 @@ int widest_mlp(const model::ModelSpec& spec) {
 Result<Forward> Forward::make(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool,
                               Allocator& allocator, int max_rows, int max_positions) {
   const model::ModelSpec& spec = model.spec;
-  Forward f(model, kernels, pool);
+  auto moe = MoeLayers::make(model, kernels, pool, allocator, max_rows);
+  if (!moe) return std::unexpected(moe.error());
+  Forward f(model, kernels, pool, std::move(*moe));
   for (const auto& rope : spec.ropes) {
     auto table = kernels::RopeTable::make(rope, max_positions, allocator);
     if (!table) return std::unexpected(table.error());
@@ -85,7 +96,7 @@ Result<Forward> Forward::make(const model::Model& model, const kernels::KernelTa
 
   const Widths widths = widths_of(spec);
   const size_t wide =
-      std::max(bytes_of(max_rows, widths.wide), bytes_of(std::min(max_rows, kMlpRows), widest_mlp(spec)));
+      std::max(bytes_of(max_rows, widths.wide), bytes_of(std::min(max_rows, MoeLayers::kRows), widest_mlp(spec)));
   const std::pair<Buffer*, size_t> buffers[] = {{&f.hidden_, bytes_of(max_rows, spec.hidden_size)},
                                                 {&f.wide_, wide},
                                                 {&f.attended_, bytes_of(max_rows, widths.attended)},
@@ -114,7 +125,7 @@ void Forward::run(const StepBatch& batch, const AttentionGroups& caches, const L
   charge(Operator::kEmbed);
   for (size_t layer = 0; layer < model_->layers.size(); ++layer) {
     mix(batch, caches, layer);
-    mlp(batch.rows(), layer);
+    feed_forward(batch.rows(), layer);
   }
   head(batch, sink);
 }
@@ -176,10 +187,20 @@ void Forward::add_residual(Operator op, const model::Linear& linear, std::span<c
                            int rows) {
   const auto n = static_cast<size_t>(model_->spec.hidden_size);
   float* hidden = floats(hidden_) + static_cast<size_t>(first_row) * n;
-  float* result = post_norm.empty() ? hidden : floats(normed_);
-  apply(linear, result, n, post_norm.empty() ? hidden : nullptr);
+  if (post_norm.empty()) {
+    apply(linear, hidden, n, hidden);
+    return charge(op);
+  }
+  apply(linear, floats(normed_), n, nullptr);
   charge(op);
-  if (post_norm.empty()) return;
+  add_normed(post_norm, first_row, rows);
+}
+
+// hidden += post_norm(normed_)
+void Forward::add_normed(std::span<const float> post_norm, int first_row, int rows) {
+  const auto n = static_cast<size_t>(model_->spec.hidden_size);
+  float* hidden = floats(hidden_) + static_cast<size_t>(first_row) * n;
+  float* result = floats(normed_);
   pool_->split(rows, [&](int begin, int end) {
     float* y = result + static_cast<size_t>(begin) * n;
     const int width = static_cast<int>(n);
@@ -446,27 +467,70 @@ std::span<const kernels::AttentionSequence> Forward::sequences_of(const StepBatc
   return sequences_;
 }
 
-void Forward::mlp(int rows, size_t layer) {
-  const model::MlpSpec& spec = model_->spec.layers[layer].mlp;
-  const model::LayerWeights& weights = model_->layers[layer];
+void Forward::feed_forward(int rows, size_t layer) {
+  std::visit(Overloaded{[&](const model::MlpSpec& spec) {
+                          dense(rows, layer, spec, std::get<model::MlpWeights>(model_->layers[layer].mlp));
+                        },
+                        [&](const model::MoeSpec& spec) {
+                          experts(rows, layer, spec, std::get<model::MoeWeights>(model_->layers[layer].mlp));
+                        }},
+             model_->spec.layers[layer].mlp);
+}
+
+// Activations of gate and up become those of down.
+void Forward::inner_activations(const model::MlpSpec& spec, const model::MlpWeights& weights, int rows) {
   const auto stride = static_cast<size_t>(spec.gate_up.rows());
-  const auto activate =
-      spec.activation == model::Activation::kSilu ? kernels_->rows->silu_mul : kernels_->rows->gelu_tanh_mul;
+  const auto activate = activation_function(*kernels_, spec.activation);
+  apply(weights.gate_up, floats(wide_), stride, nullptr);
+  charge(Operator::kGateUp);
+  activations_.reshape(*kernels_, kind_of(weights.down), rows, spec.size);
+  pool_->split(rows, [&](int begin, int end) {
+    for (int r = begin; r < end; ++r) {
+      float* gate = floats(wide_) + static_cast<size_t>(r) * stride;
+      activate(gate, gate + spec.size, spec.size, gate);
+      activations_.set_row(*kernels_, gate, r);
+    }
+  });
+  charge(Operator::kActivation);
+}
+
+void Forward::dense(int rows, size_t layer, const model::MlpSpec& spec, const model::MlpWeights& weights) {
+  const model::LayerWeights& all = model_->layers[layer];
   for (int first = 0; first < rows; first += kMlpRows) {
     const int count = std::min(kMlpRows, rows - first);
-    normed_activations(weights.mlp_norm, weights.gate_up, first, count);
-    apply(weights.gate_up, floats(wide_), stride, nullptr);
+    normed_activations(all.mlp_norm, weights.gate_up, first, count);
+    inner_activations(spec, weights, count);
+    add_residual(Operator::kDown, weights.down, all.mlp_post_norm, first, count);
+  }
+}
+
+void Forward::experts(int rows, size_t layer, const model::MoeSpec& spec, const model::MoeWeights& weights) {
+  const model::LayerWeights& all = model_->layers[layer];
+  const auto n = static_cast<size_t>(model_->spec.hidden_size);
+  for (int first = 0; first < rows; first += MoeLayers::kRows) {
+    const int count = std::min(MoeLayers::kRows, rows - first);
+    normed_activations(all.mlp_norm, weights.experts.front().gate_up, first, count);
+    moe_.route(spec, weights, floats(normed_), count);
+    charge(Operator::kRouter);
+    moe_.gather(spec, weights, floats(normed_), activations_);
+    charge(Operator::kNorm);
+    moe_.multiply();
     charge(Operator::kGateUp);
-    activations_.reshape(*kernels_, kind_of(weights.down), count, spec.size);
-    pool_->split(count, [&](int begin, int end) {
-      for (int r = begin; r < end; ++r) {
-        float* gate = floats(wide_) + static_cast<size_t>(r) * stride;
-        activate(gate, gate + spec.size, spec.size, gate);
-        activations_.set_row(*kernels_, gate, r);
-      }
-    });
+    moe_.activate(spec, weights);
     charge(Operator::kActivation);
-    add_residual(Operator::kDown, weights.down, weights.mlp_post_norm, first, count);
+    const bool normed = !all.mlp_post_norm.empty();
+    float* hidden = floats(hidden_) + static_cast<size_t>(first) * n;
+    kernels::GemmOutput output{.out = normed ? floats(normed_) : hidden, .stride = n};
+    if (!normed) output.residual = hidden, output.residual_stride = n;
+    if (spec.shared) {
+      inner_activations(*spec.shared, *weights.shared, count);
+      apply(weights.shared->down, floats(attended_), n, nullptr);
+      moe_.gate_shared(spec, floats(attended_), count);
+      output.addend = floats(attended_), output.addend_stride = n;
+    }
+    moe_.mix(weights, count, output);
+    charge(Operator::kDown);
+    if (normed) add_normed(all.mlp_post_norm, first, count);
   }
 }
 

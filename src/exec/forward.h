@@ -9,11 +9,13 @@
 #include <functional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "exec/attention_groups.h"
+#include "exec/moe.h"
 #include "exec/step_batch.h"
 #include "exec/step_profile.h"
 #include "kernels/attention.h"
@@ -49,8 +51,8 @@ class Forward {
            StepProfile* profile = nullptr);
 
  private:
-  Forward(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool)
-      : model_(&model), kernels_(&kernels), pool_(&pool) {}
+  Forward(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool, MoeLayers moe)
+      : model_(&model), kernels_(&kernels), pool_(&pool), moe_(std::move(moe)) {}
 
   void embed(const StepBatch& batch);
   void mix(const StepBatch& batch, const AttentionGroups& caches, size_t layer);
@@ -69,8 +71,11 @@ class Forward {
   const kernels::TokenSelection* select(const StepBatch& batch, const AttentionGroups& caches,
                                         const model::LatentSpec& spec, const model::PooledIndexWeights& weights,
                                         const Queries& queries);
-  void mlp(int rows, size_t layer);
   void cap_logits(int rows);
+  void feed_forward(int rows, size_t layer);
+  void dense(int rows, size_t layer, const model::MlpSpec& spec, const model::MlpWeights& weights);
+  void experts(int rows, size_t layer, const model::MoeSpec& spec, const model::MoeWeights& weights);
+  void inner_activations(const model::MlpSpec& spec, const model::MlpWeights& weights, int rows);
   void head(const StepBatch& batch, const LogitsSink& sink);
 
   void gate_attended(int rows, const float* gates, size_t stride, int width);
@@ -80,6 +85,7 @@ class Forward {
   void normed_activations(std::span<const float> norm, const model::Linear& next, int first_row, int rows);
   void add_residual(Operator op, const model::Linear& linear, std::span<const float> post_norm, int first_row,
                     int rows);
+  void add_normed(std::span<const float> post_norm, int first_row, int rows);
   void apply(const model::Linear& linear, float* out, size_t stride, const float* residual);
   kernels::ActivationKind kind_of(const model::Linear& linear) const;
   // What was done since the last call was this.
@@ -91,6 +97,7 @@ class Forward {
   const kernels::KernelTable* kernels_;
   ThreadPool* pool_;
   StepProfile* profile_ = nullptr;  // of the step that runs
+  MoeLayers moe_;
   std::vector<kernels::RopeTable> ropes_;
   float embedding_scale_ = 1;
   int logits_rows_ = 0;  // rows of a logits block
@@ -98,7 +105,7 @@ class Forward {
   // [rows][width] fp32 unless said otherwise.
   Buffer hidden_;    // the residual stream
   Buffer wide_;      // q, k and v; then gate and up
-  Buffer attended_;  // output of attention; then of the MLP, where a norm follows
+  Buffer attended_;  // output of attention; then of a shared expert
   Buffer normed_;    // input of a matrix, before it is made ready
   Buffer logits_;
   kernels::Activations activations_;

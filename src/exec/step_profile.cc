@@ -4,7 +4,7 @@ namespace quire::exec {
 
 std::string_view name_of(Operator op) {
   constexpr std::string_view kNames[kOperators] = {
-      "embed",   "norm + quantise",       "qkv",  "rope + norm", "kv write", "attention", "attention output",
+      "embed",   "norm + quantise",       "qkv",  "rope + norm", "kv write", "attention", "attention output", "router",
       "gate/up", "activation + quantise", "down", "head",        "sampling", "outside"};
   return kNames[static_cast<size_t>(op)];
 }

@@ -26,6 +26,7 @@ enum class Operator : uint8_t {
   kKvWrite,
   kAttention,
   kOutput,  // of attention
+  kRouter,  // and choosing experts
   kGateUp,
   kActivation,  // and preparing its rows
   kDown,
@@ -33,14 +34,14 @@ enum class Operator : uint8_t {
   kSampling,
   kOutside,  // of the model: planning, tables, delivery
 };
-inline constexpr int kOperators = 13;
+inline constexpr int kOperators = 14;
 
 std::string_view name_of(Operator op);
 
 using StepWork = std::array<kernels::Work, kOperators>;
 
 // What a step reads, writes and computes at least, each byte once an operator: weights and cache in memory, and rows
-// between operators.
+// between operators. Of experts as many are read as so many rows would choose by chance.
 // Counted are the multiplications and additions of products, norms, rope and activations, where an exponential counts
 // as one and rounding a number as two; the softmax is not.
 StepWork work_of_step(const model::Model& model, const kernels::KernelTable& kernels, const StepBatch& batch,

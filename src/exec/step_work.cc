@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "base/overloaded.h"
 #include "exec/step_profile.h"
@@ -52,6 +53,13 @@ Work in_memory(double bytes, double operations = 0) {
   return {.bytes = bytes, .operations = kernels::operations_of(Unit::kF32, operations)};
 }
 
+Work times(double count, Work work) {
+  work.bytes *= count;
+  work.cached_bytes *= count;
+  for (double& operations : work.operations) operations *= count;
+  return work;
+}
+
 // Rows are read as floats and left ready for `next`, at so many operations a number.
 Work prepared(const model::Linear& next, double rows, double operations) {
   const double inputs = next.cols, kept = ready_bytes(kind_of(next), inputs);
@@ -83,7 +91,9 @@ class Count {
               },
               [&](const model::LatentSpec& s) { mix(s, std::get<model::LatentWeights>(weights.mixer), weights); }},
           spec.mixer);
-      mlp(weights);
+      std::visit(Overloaded{[&](const model::MlpWeights& w) { mlp(w, weights); },
+                            [&](const model::MoeWeights& w) { mlp(std::get<model::MoeSpec>(spec.mlp), w, weights); }},
+                 weights.mlp);
     }
     head();
     return work_;
@@ -190,13 +200,38 @@ class Count {
     return work;
   }
 
-  void mlp(const model::LayerWeights& w) {
+  void mlp(const model::MlpWeights& w, const model::LayerWeights& layer) {
     of(Operator::kNorm) += prepared(w.gate_up, rows_, kNorm);
     of(Operator::kGateUp) += product(w.gate_up);
-    Work activation = prepared(w.down, rows_, kActivation);
-    activation.cached_bytes += static_cast<double>(rows_) * w.down.cols * kFloat;  // the other half of gate and up
-    of(Operator::kActivation) += activation;
-    add_residual(Operator::kDown, w.down, !w.mlp_post_norm.empty());
+    of(Operator::kActivation) += activation(w.down, rows_);
+    add_residual(Operator::kDown, w.down, !layer.mlp_post_norm.empty());
+  }
+
+  Work activation(const model::Linear& down, double rows) const {
+    Work work = prepared(down, rows, kActivation);
+    work.cached_bytes += rows * down.cols * kFloat;  // the other half of gate and up
+    return work;
+  }
+
+  void mlp(const model::MoeSpec& s, const model::MoeWeights& w, const model::LayerWeights& layer) {
+    const double share = static_cast<double>(s.router.chosen) / s.router.experts;
+    const double active = s.router.experts * (1 - std::pow(1 - share, rows_));
+    const double pairs = static_cast<double>(rows_) * s.router.chosen;
+    const int rows = std::max(1, static_cast<int>(pairs / active));  // of an expert
+    const model::MlpWeights& expert = w.experts.front();
+    of(Operator::kRouter) += product(w.scores);
+    of(Operator::kNorm) += prepared(expert.gate_up, rows_, kNorm);
+    of(Operator::kNorm) += on_rows(2 * pairs * ready_bytes(kind_of(expert.gate_up), expert.gate_up.cols), 0);
+    of(Operator::kGateUp) += times(active, work_of_product(expert.gate_up, kernels_, rows, false));
+    of(Operator::kActivation) += activation(expert.down, pairs);
+    of(Operator::kDown) += times(active, work_of_product(expert.down, kernels_, rows, true));
+    if (w.shared) {
+      of(Operator::kGateUp) += product(w.shared->gate_up);
+      of(Operator::kActivation) += activation(w.shared->down, rows_);
+      of(Operator::kDown) += product(w.shared->down);
+    }
+    if (!layer.mlp_post_norm.empty())
+      of(Operator::kNorm) += on_rows(3.0 * rows_ * model_.spec.hidden_size * kFloat, rows_ * (kNorm + 1));
   }
 
   void head() {

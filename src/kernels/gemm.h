@@ -31,20 +31,21 @@ ActivationKind activation_kind(Layout layout);
 // Whether so many rows are multiplied in wide tiles, by matrix instructions.
 bool multiplies_wide(const KernelTable& table, ActivationKind kind, int rows);
 
-class Activations {
+// Rows in memory of someone else's.
+class ActivationRows {
  public:
-  // Room for `rows` rows of `inputs` numbers of any kind; keeps what it has if that is enough. Memory that is never
-  // used costs nothing. kExhausted.
-  Result<void> reserve(int rows, int inputs, Allocator& allocator);
+  ActivationRows() = default;
+  // For kernels of this table; kInt8 needs whole groups of 32. They take room() bytes at `memory`.
+  ActivationRows(const KernelTable& table, ActivationKind kind, int rows, int inputs, std::byte* memory);
+  // No more than this, whatever the kind.
+  static size_t most_room(int rows, int inputs);
 
-  // Forgets the content and says what comes next, for kernels of this table. Must fit what was reserved; kInt8 needs
-  // whole groups of 32.
-  void reshape(const KernelTable& table, ActivationKind kind, int rows, int inputs);
-
-  // Prepares rows [begin, end) from fp32, with the table of reshape(): row m lies at x + m * stride.
+  // Prepares rows [begin, end) from fp32, with the table that they are for: row m lies at x + m * stride.
   void set_rows(const KernelTable& table, const float* x, size_t stride, int begin, int end);
   // Prepares row m from inputs() fp32 values, for example right after a norm made them.
   void set_row(const KernelTable& table, const float* x, int m);
+  // The same from row `from` of others of the kind kInt8, as many inputs and the same table.
+  void copy_row(const ActivationRows& others, int from, int m);
 
   ActivationKind kind() const { return kind_; }
   int rows() const { return rows_; }
@@ -58,17 +59,43 @@ class Activations {
   }
   bool wide() const { return wide_; }
   // For kernels: where tile t starts, and the bytes from one row of floats to the next.
-  const std::byte* tile(int t) const { return storage_.data() + static_cast<size_t>(tile_begin(t)) * pitch_; }
+  const std::byte* tile(int t) const { return memory_ + static_cast<size_t>(tile_begin(t)) * pitch_; }
   size_t pitch() const { return pitch_; }
+  // Bytes that the rows take.
+  size_t room() const { return static_cast<size_t>(room_rows_) * pitch_; }
 
  private:
-  Buffer storage_;
+  // Where the kInt8 values of a row lie, its records, and the bytes from one group to the next.
+  struct Place {
+    std::byte *values, *records;
+    size_t step;
+  };
+  Place place_of(int m) const;
+  int tile_of(int m) const;
+
+  std::byte* memory_ = nullptr;
   ActivationKind kind_ = ActivationKind::kF32;
   int rows_ = 0;
   int inputs_ = 0;
   int tiles_ = 0;
-  size_t pitch_ = 0;  // bytes a row takes
+  int room_rows_ = 0;  // with what is left empty in the last wide tile
+  size_t pitch_ = 0;   // bytes a row takes
   bool wide_ = false;
+};
+
+// Rows in memory of their own.
+class Activations : public ActivationRows {
+ public:
+  // Room for `rows` rows of `inputs` numbers of any kind; keeps what it has if that is enough. Memory that is never
+  // used costs nothing. kExhausted.
+  Result<void> reserve(int rows, int inputs, Allocator& allocator);
+
+  // Forgets the content and says what comes next, for kernels of this table. Must fit what was reserved; kInt8 needs
+  // whole groups of 32.
+  void reshape(const KernelTable& table, ActivationKind kind, int rows, int inputs);
+
+ private:
+  Buffer storage_;
 };
 
 // Where results go, and what is added on the way, in this order; null leaves a step out:
@@ -101,13 +128,13 @@ struct GemmPart {
 };
 
 // Runs on all of the pool's workers. a.kind() must be the matrix's activation_kind(), a.inputs() its inputs().
-void gemm(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
+void gemm(const KernelTable& table, const PackedMatrix& w, const ActivationRows& a, const GemmOutput& output,
           ThreadPool& pool);
 
 // The same inside a parallel region that is already running: what `worker` of `workers` should compute (contiguous
 // panels, or blocks of rows too where there are many rows and few panels; maybe nothing), and computing it.
-GemmPart gemm_part(const PackedMatrix& w, const Activations& a, const GemmOutput& output, int worker, int workers);
-void gemm_panels(const KernelTable& table, const PackedMatrix& w, const Activations& a, const GemmOutput& output,
+GemmPart gemm_part(const PackedMatrix& w, const ActivationRows& a, const GemmOutput& output, int worker, int workers);
+void gemm_panels(const KernelTable& table, const PackedMatrix& w, const ActivationRows& a, const GemmOutput& output,
                  const GemmPart& part);
 
 }  // namespace quire::kernels

@@ -40,6 +40,9 @@ struct TileArgs {
 // Sums of slices, added by the fixed tree of rule 11, become outputs:
 //   r = tree(sums);  r = fma(addend_scale, addend, r);  r = r + bias;  r = residual + r
 // where null pointers leave their step out.
+//
+// With `mix_weights` they stay slices, and are added to those of the rows that mix experts (rule 8), `out` being row 0
+// of slice 0:  out[mix_rows[r] of slice s] = fma(mix_weights[r], sums of s, what is there)
 struct FinishArgs {
   const float* sums;  // of each slice [rows][width], 64-byte aligned
   int slices;         // 1, 2, 4 or 8
@@ -55,6 +58,9 @@ struct FinishArgs {
   const float* bias;
   const float* residual;
   size_t residual_stride;
+  const float* mix_weights = nullptr;
+  const int32_t* mix_rows = nullptr;
+  size_t mix_stride = 0;  // from one slice of `out` to the next
 };
 
 struct GemmKernels {

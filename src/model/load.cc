@@ -7,6 +7,7 @@
 #include <atomic>
 #include <charconv>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <set>
@@ -15,7 +16,9 @@
 #include <utility>
 
 #include "base/overloaded.h"
+#include "kernels/gemm.h"
 #include "kernels/math.h"
+#include "weights/stacked_matrix.h"
 
 namespace quire::model {
 namespace {
@@ -30,6 +33,11 @@ kernels::WeightTarget target_of(Profile profile) {
       return kernels::WeightTarget::kNative;
   }
   return kernels::WeightTarget::kF32;
+}
+
+kernels::WeightTarget target_of(const MatrixSpec& matrix, Profile profile) {
+  if (matrix.in_fp32) return kernels::WeightTarget::kF32;
+  return matrix.keeps_integers ? kernels::WeightTarget::kNative : target_of(profile);
 }
 
 std::string shape_text(std::span<const int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
@@ -64,14 +72,16 @@ int row_of(const MatrixPart& part, int n) {
 class Loader {
  public:
   Loader(const weights::TensorSource& tensors, Profile profile, LoadContext& context)
-      : tensors_(tensors), target_(target_of(profile)), context_(context) {}
+      : tensors_(tensors), profile_(profile), context_(context) {}
 
   void expect(size_t total) { total_ = total; }
 
   // A tensor as it is, widened.
   Result<void> numbers(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out) {
-    if (auto read = floats(name, shape, out); !read) return read;
-    count(tensors_.find(name)->bytes());
+    auto tensor = require_floats(name, shape);
+    if (!tensor) return std::unexpected(tensor.error());
+    widen(**tensor, out);
+    count((*tensor)->bytes());
     return {};
   }
 
@@ -88,7 +98,7 @@ class Loader {
     auto tensor = require_shape(tensors_, name, shape);
     if (!tensor) return std::unexpected(tensor.error());
     widen(**tensor, out);
-    if (target_ != kernels::WeightTarget::kF32)
+    if (profile_ != Profile::kF32)
       for (float& value : out) value = bf16_to_float(float_to_bf16(value));
     packed_bytes_ += out.size() * sizeof(float);
     count((*tensor)->bytes());
@@ -105,7 +115,8 @@ class Loader {
   Result<void> linear(const MatrixSpec& spec, Linear& out) {
     out.rows = spec.rows();
     out.cols = spec.cols;
-    const kernels::WeightTarget target = spec.keeps_integers ? kernels::WeightTarget::kNative : target_;
+    const kernels::WeightTarget target = target_of(spec, profile_);
+    std::deque<weights::StackedMatrix> stacked;
     const auto layout = [&](const weights::Tensor& tensor) { return kernels::layout_for(tensor.format, target); };
     std::vector<kernels::PackSource> sources;
     int first_row = 0, next_row = 0;
@@ -119,8 +130,7 @@ class Loader {
       return {};
     };
     for (const MatrixPart& part : spec.parts) {
-      const int64_t shape[] = {part.tensor_rows(), spec.cols};
-      auto tensor = require_shape(tensors_, part.tensor, shape);
+      auto tensor = find(part, spec.cols, stacked);
       if (!tensor) return std::unexpected(tensor.error());
       if (!sources.empty() && layout(**tensor) != layout(*sources.back().tensor))
         if (auto flushed = flush(); !flushed) return flushed;
@@ -136,13 +146,24 @@ class Loader {
   size_t packed_bytes() const { return packed_bytes_; }
 
  private:
-  Result<void> floats(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out) {
+  Result<const weights::Tensor*> require_floats(const std::string& name, std::span<const int64_t> shape) {
     auto tensor = require_shape(tensors_, name, shape);
-    if (!tensor) return std::unexpected(tensor.error());
+    if (!tensor) return tensor;
     if (weights::is_quantised((*tensor)->format))
       return fail(ErrorKind::kUnsupported, fmt::format("tensor {} is quantised; it must hold floats", name), name);
-    widen(**tensor, out);
-    return {};
+    return tensor;
+  }
+
+  // The part's own of a stack.
+  Result<std::vector<float>> bias(const MatrixPart& part) {
+    std::vector<int64_t> shape = {part.tensor_rows()};
+    if (part.stack > 0) shape.insert(shape.begin(), part.stack);
+    auto tensor = require_floats(part.bias, shape);
+    if (!tensor) return std::unexpected(tensor.error());
+    std::vector<float> values(static_cast<size_t>(part.tensor_rows()));
+    std::vector<std::byte> scratch((*tensor)->made == nullptr ? 0 : (*tensor)->row_bytes());
+    weights::dequantise((*tensor)->format, (*tensor)->row(part.entry, scratch), values);
+    return values;
   }
 
   // The biases of all parts, with 0 for those that have none.
@@ -152,13 +173,28 @@ class Loader {
       const size_t first = out.size();
       out.resize(first + static_cast<size_t>(part.rows));
       if (!part.has_bias()) continue;
-      std::vector<float> values;
-      if (auto read = floats(part.bias, {part.tensor_rows()}, values); !read) return read;
+      auto values = bias(part);
+      if (!values) return std::unexpected(values.error());
       for (int n = 0; n < part.rows; ++n)
-        out[first + static_cast<size_t>(n)] = values[static_cast<size_t>(row_of(part, n))];
-      count(tensors_.find(part.bias)->bytes() / values.size() * static_cast<size_t>(part.rows));
+        out[first + static_cast<size_t>(n)] = (*values)[static_cast<size_t>(row_of(part, n))];
+      count(tensors_.find(part.bias)->row_bytes() / values->size() * static_cast<size_t>(part.rows));
     }
     return {};
+  }
+
+  // The matrix that the part names, by its rows.
+  Result<const weights::Tensor*> find(const MatrixPart& part, int cols, std::deque<weights::StackedMatrix>& stacked) {
+    std::vector<int64_t> shape = {part.tensor_rows(), cols};
+    if (part.transposed) std::swap(shape[0], shape[1]);
+    if (part.stack > 0) shape.insert(shape.begin(), part.stack);
+    auto tensor = require_shape(tensors_, part.tensor, shape);
+    if (!tensor || (part.stack == 0 && !part.transposed)) return tensor;
+    if (part.transposed && weights::is_quantised((*tensor)->format))
+      return fail(ErrorKind::kUnsupported,
+                  fmt::format("tensor {} {} is quantised; it must hold floats, since its rows are inputs", part.tensor,
+                              weights::describe(**tensor)),
+                  part.tensor);
+    return &stacked.emplace_back(**tensor, part.entry, part.transposed).tensor();
   }
 
   static void widen(const weights::Tensor& tensor, std::vector<float>& out) {
@@ -186,22 +222,24 @@ class Loader {
   }
 
   const weights::TensorSource& tensors_;
-  kernels::WeightTarget target_;
+  Profile profile_;
   LoadContext& context_;
   size_t total_ = 0;
   size_t done_ = 0;
   size_t packed_bytes_ = 0;
 };
 
-// Calls f(name) for each tensor that the layer names.
+// Calls f(name, matrix, part) for each tensor that the layer names, matrix and part being null where it is none to be
+// packed. Parts of a stack come one by one.
 template <class F>
-void for_each_tensor(const LayerSpec& layer, F&& f) {
+void for_each_tensor(const LayerSpec& layer, F&& call) {
+  const auto f = [&](const std::string& name) { call(name, nullptr, nullptr); };
   const auto norm = [&](const NormSpec& n) {
     if (n.present()) f(n.tensor);
   };
   const auto matrix = [&](const MatrixSpec& m) {
     for (const auto& part : m.parts) {
-      f(part.tensor);
+      call(part.tensor, &m, &part);
       if (part.has_bias()) f(part.bias);
     }
   };
@@ -233,28 +271,49 @@ void for_each_tensor(const LayerSpec& layer, F&& f) {
   std::visit(mixer, layer.mixer);
   norm(layer.attention_post_norm);
   norm(layer.mlp_norm);
-  matrix(layer.mlp.gate_up);
-  matrix(layer.mlp.down);
+  const auto mlp = [&](const MlpSpec& m) {
+    matrix(m.gate_up);
+    matrix(m.down);
+  };
+  std::visit(Overloaded{mlp,
+                        [&](const MoeSpec& m) {
+                          matrix(m.scores);
+                          if (!m.correction.empty()) f(m.correction);
+                          for (const MlpSpec& expert : m.experts) mlp(expert);
+                          if (m.shared) mlp(*m.shared);
+                        }},
+             layer.mlp);
   norm(layer.mlp_post_norm);
 }
 
-// Calls f(name) for each tensor that the spec names, each name once.
+MatrixSpec embedding_of(const ModelSpec& spec) {
+  return {.parts = {{.tensor = spec.embedding, .rows = spec.vocab_size}}, .cols = spec.hidden_size};
+}
+
+// The same for the spec, each name once.
 template <class F>
 void for_each_tensor(const ModelSpec& spec, F&& f) {
   std::set<std::string_view> seen;
-  const auto once = [&](const std::string& name) {
-    if (seen.insert(name).second) f(name);
+  const auto once = [&](const std::string& name, const MatrixSpec* matrix, const MatrixPart* part) {
+    if (seen.insert(name).second) f(name, matrix, part);
   };
-  once(spec.embedding);
+  const MatrixSpec embedding = embedding_of(spec);
+  const MatrixSpec& first = spec.tied_head() ? spec.head : embedding;
+  once(spec.embedding, &first, &first.parts.front());
   for (const LayerSpec& layer : spec.layers) for_each_tensor(layer, once);
-  once(spec.final_norm.tensor);
-  for (const auto& part : spec.head.parts) once(part.tensor);
+  once(spec.final_norm.tensor, nullptr, nullptr);
+  for (const auto& part : spec.head.parts) once(part.tensor, &spec.head, &part);
+}
+
+template <class F>
+void for_each_name(const ModelSpec& spec, F&& f) {
+  for_each_tensor(spec, [&](const std::string& name, const MatrixSpec*, const MatrixPart*) { f(name); });
 }
 
 // What all tensors of the layer begin with, up to a dot: "model.layers.3.".
 std::string common_prefix(const LayerSpec& layer) {
   std::optional<std::string> common;
-  for_each_tensor(layer, [&](const std::string& name) {
+  for_each_tensor(layer, [&](const std::string& name, const MatrixSpec*, const MatrixPart*) {
     if (!common) common = name;
     common->resize(static_cast<size_t>(std::ranges::mismatch(*common, name).in1 - common->begin()));
   });
@@ -300,7 +359,7 @@ Result<void> refuse_more_layers(const ModelSpec& spec, const weights::TensorSour
 // tensors, such as those of a vision tower, belong to what is not run.
 Result<void> refuse_unread(const ModelSpec& spec, const weights::TensorSource& tensors) {
   std::set<std::string, std::less<>> read, prefixes;
-  for_each_tensor(spec, [&](const std::string& name) { read.insert(name); });
+  for_each_name(spec, [&](const std::string& name) { read.insert(name); });
   for (const std::string& name : {spec.embedding, spec.final_norm.tensor, spec.head.parts.front().tensor})
     prefixes.insert(stem(name));
   for (const LayerSpec& layer : spec.layers) prefixes.insert(common_prefix(layer));
@@ -321,7 +380,7 @@ Result<void> refuse_unread(const ModelSpec& spec, const weights::TensorSource& t
 // Digests of the tensors, made in parallel, hashed in the spec's order.
 Sha256Digest digest_of(const ModelSpec& spec, const weights::TensorSource& tensors, ThreadPool& pool) {
   std::vector<const weights::Tensor*> list;
-  for_each_tensor(spec, [&](const std::string& name) { list.push_back(tensors.find(name)); });
+  for_each_name(spec, [&](const std::string& name) { list.push_back(tensors.find(name)); });
   std::vector<Sha256Digest> digests(list.size());
   std::atomic<size_t> next{0};
   pool.run([&](int) {
@@ -405,6 +464,41 @@ Result<void> load_mixer(Loader& loader, const LatentSpec& spec, LayerWeights& la
   return loader.linear(spec.output, out.output);
 }
 
+Result<void> load_mlp(Loader& loader, const MlpSpec& spec, MlpWeights& out) {
+  if (auto loaded = loader.linear(spec.gate_up, out.gate_up); !loaded) return loaded;
+  return loader.linear(spec.down, out.down);
+}
+
+// Whether the expert can be multiplied together with the first one.
+Result<void> check_alike(const MlpSpec& spec, const MlpWeights& expert, const MlpWeights& first) {
+  const auto kind = [](const Linear& linear, size_t part) {
+    return kernels::activation_kind(linear.parts[part].matrix.layout());
+  };
+  const auto bad = [](const MatrixSpec& matrix) {
+    const std::string& name = matrix.parts.front().tensor;
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("tensor {} has another format than the first expert's; all of a layer must be alike", name),
+                name);
+  };
+  for (size_t i = 0; i < expert.gate_up.parts.size(); ++i)
+    if (kind(expert.gate_up, i) != kind(first.gate_up, 0)) return bad(spec.gate_up);
+  const bool same_slices = expert.down.parts.front().matrix.slices() == first.down.parts.front().matrix.slices();
+  if (!same_slices || kind(expert.down, 0) != kind(first.down, 0)) return bad(spec.down);
+  return {};
+}
+
+Result<void> load_moe(Loader& loader, const MoeSpec& spec, MoeWeights& out) {
+  if (auto loaded = loader.linear(spec.scores, out.scores); !loaded) return loaded;
+  if (!spec.correction.empty())
+    if (auto loaded = loader.numbers(spec.correction, {spec.router.experts}, out.correction); !loaded) return loaded;
+  out.experts.resize(spec.experts.size());
+  for (size_t e = 0; e < spec.experts.size(); ++e) {
+    if (auto loaded = load_mlp(loader, spec.experts[e], out.experts[e]); !loaded) return loaded;
+    if (auto ok = check_alike(spec.experts[e], out.experts[e], out.experts.front()); !ok) return ok;
+  }
+  return spec.shared ? load_mlp(loader, *spec.shared, out.shared.emplace()) : Result<void>();
+}
+
 Result<void> load_layer(Loader& loader, const LayerSpec& spec, LayerWeights& out) {
   if (auto loaded = std::visit([&](const auto& mixer) { return load_mixer(loader, mixer, out); }, spec.mixer); !loaded)
     return loaded;
@@ -415,18 +509,16 @@ Result<void> load_layer(Loader& loader, const LayerSpec& spec, LayerWeights& out
       {&spec.mlp_post_norm, &out.mlp_post_norm}};
   for (const auto& [norm, to] : norms)
     if (auto loaded = loader.norm(*norm, *to); !loaded) return loaded;
-  const std::pair<const MatrixSpec*, Linear*> matrices[] = {{&spec.mlp.gate_up, &out.gate_up},
-                                                            {&spec.mlp.down, &out.down}};
-  for (const auto& [matrix, to] : matrices)
-    if (auto loaded = loader.linear(*matrix, *to); !loaded) return loaded;
-  return {};
+  return std::visit(Overloaded{[&](const MlpSpec& m) { return load_mlp(loader, m, out.mlp.emplace<MlpWeights>()); },
+                               [&](const MoeSpec& m) { return load_moe(loader, m, out.mlp.emplace<MoeWeights>()); }},
+                    spec.mlp);
 }
 
 }  // namespace
 
 Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tensors) {
   bool quantised = false;
-  for_each_tensor(spec, [&](const std::string& name) {
+  for_each_name(spec, [&](const std::string& name) {
     const weights::Tensor* tensor = tensors.find(name);
     quantised |= tensor != nullptr && weights::is_quantised(tensor->format);
   });
@@ -434,19 +526,16 @@ Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tens
 }
 
 size_t memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile) {
-  std::set<std::string_view> widened;  // matrices that plain code multiplies with
-  for (const LayerSpec& layer : spec.layers)
-    if (const auto* latent = std::get_if<LatentSpec>(&layer.mixer))
-      for (const std::string* name : latent->expansion.tensors()) widened.insert(*name);
   size_t total = 0;
-  for_each_tensor(spec, [&](const std::string& name) {
+  for_each_tensor(spec, [&](const std::string& name, const MatrixSpec* matrix, const MatrixPart* part) {
     const weights::Tensor* tensor = tensors.find(name);
     if (tensor == nullptr) return;
-    const bool integers = spec.head.keeps_integers && name == spec.head.parts.front().tensor;
-    const auto target = integers ? kernels::WeightTarget::kNative : target_of(profile);
-    total += tensor->shape.size() == 2 && !widened.contains(name)
-                 ? kernels::packed_bytes(*tensor, target)
-                 : static_cast<size_t>(tensor->elements()) * sizeof(float);
+    if (matrix == nullptr) {
+      total += static_cast<size_t>(tensor->elements()) * sizeof(float);
+      return;
+    }
+    const weights::Tensor one{.name = name, .format = tensor->format, .shape = {part->tensor_rows(), matrix->cols}};
+    total += kernels::packed_bytes(one, target_of(*matrix, profile)) * static_cast<size_t>(std::max(1, part->stack));
   });
   return total;
 }
@@ -455,7 +544,7 @@ Result<void> check_names(const ModelSpec& spec, const weights::TensorSource& ten
   if (auto more = refuse_more_layers(spec, tensors); !more) return more;
   if (auto unread = refuse_unread(spec, tensors); !unread) return unread;
   Result<void> all;
-  for_each_tensor(spec, [&](const std::string& name) {
+  for_each_name(spec, [&](const std::string& name) {
     if (!all) return;
     if (auto tensor = tensors.require(name); !tensor) all = std::unexpected(tensor.error());
   });
@@ -478,7 +567,7 @@ Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors,
 
   Loader loader(tensors, profile, context);
   size_t total = 0;
-  for_each_tensor(spec, [&](const std::string& name) { total += tensors.find(name)->bytes(); });
+  for_each_name(spec, [&](const std::string& name) { total += tensors.find(name)->bytes(); });
   loader.expect(total);
 
   model.layers.resize(spec.layers.size());
@@ -489,8 +578,7 @@ Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors,
   if (auto loaded = loader.linear(spec.head, model.head); !loaded) return std::unexpected(loaded.error());
   if (!spec.tied_head()) {
     Linear embedding;
-    const MatrixSpec matrix{.parts = {{.tensor = spec.embedding, .rows = spec.vocab_size}}, .cols = spec.hidden_size};
-    if (auto loaded = loader.linear(matrix, embedding); !loaded) return std::unexpected(loaded.error());
+    if (auto loaded = loader.linear(embedding_of(spec), embedding); !loaded) return std::unexpected(loaded.error());
     model.embedding = std::move(embedding.parts.front().matrix);
   }
   model.weight_bytes = loader.packed_bytes();

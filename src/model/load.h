@@ -51,10 +51,24 @@ struct LatentWeights {
   std::optional<PooledIndexWeights> indexer;
 };
 
+struct MlpWeights {
+  Linear gate_up, down;
+};
+
+// The experts' matrices have one ActivationKind in each place, and all `down` the same slices.
+struct MoeWeights {
+  Linear scores;
+  std::vector<float> correction;
+  std::vector<MlpWeights> experts;
+  std::optional<MlpWeights> shared;
+};
+
 struct LayerWeights {
   std::vector<float> attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;  // empty if absent
   std::variant<AttentionWeights, GatedDeltaWeights, LatentWeights> mixer;           // as in the spec
-  Linear gate_up, down;
+  std::variant<MlpWeights, MoeWeights> mlp;                                         // as in the spec
+
+  const MlpWeights& dense() const { return std::get<MlpWeights>(mlp); }
 };
 
 struct Model {

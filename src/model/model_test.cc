@@ -218,11 +218,11 @@ TEST(Spec, RefusesOtherActivations) {
   for (const char* model : {"llama_tied", "qwen3"}) {
     expect_error(changed(model, {{"hidden_act", "gelu"}}), ErrorKind::kUnsupported, "hidden_act", "silu");
     expect_error(changed(model, {{"hidden_act", 1}}), ErrorKind::kCorruptFile, "hidden_act");
-    EXPECT_EQ(changed(model, {{"hidden_act", nullptr}})->layers[0].mlp.activation, Activation::kSilu);
+    EXPECT_EQ(changed(model, {{"hidden_act", nullptr}})->layers[0].dense().activation, Activation::kSilu);
   }
   expect_error(changed("gemma3", {{"hidden_activation", "gelu"}}), ErrorKind::kUnsupported, "hidden_activation",
                "gelu_pytorch_tanh");
-  EXPECT_EQ(changed("gemma3", {{"hidden_activation", nullptr}})->layers[0].mlp.activation, Activation::kGeluTanh);
+  EXPECT_EQ(changed("gemma3", {{"hidden_activation", nullptr}})->layers[0].dense().activation, Activation::kGeluTanh);
 }
 
 TEST(Spec, ReadsBiasesAndCaps) {
@@ -369,7 +369,7 @@ TEST(Spec, OfTheFixtures) {
       EXPECT_EQ(a.qkv.rows(), (e.q_heads + 2 * e.kv_heads) * e.head_dim);
       EXPECT_EQ(a.output.cols, e.q_heads * e.head_dim);
       EXPECT_EQ(a.q_norm.present(), e.qk_norm);
-      EXPECT_EQ(layer.mlp.size, e.intermediate);
+      EXPECT_EQ(layer.dense().size, e.intermediate);
     }
   }
 }

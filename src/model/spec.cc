@@ -91,6 +91,24 @@ Result<void> check(const LatentSpec& l, const Surroundings& around) {
   return check_rope(l.name, l.rope, l.shape.rope_dim, around);
 }
 
+// Of the layer called so.
+Result<void> check(const MoeSpec& m, const std::string& name) {
+  if (auto ok = kernels::check_router_shape(m.router); !ok) return ok;
+  const auto bad = [&](std::string why) {
+    return fail(ErrorKind::kUnsupported, fmt::format("layer {} {}", name, why), name);
+  };
+  if (std::ssize(m.experts) != m.router.experts)
+    return bad(fmt::format("has {} experts, but a router for {}", m.experts.size(), m.router.experts));
+  if (m.shared_is_gated && !m.shared) return bad("has a gate, but no shared expert");
+  if (m.scores.rows() != m.router.experts + (m.shared_is_gated ? 1 : 0))
+    return bad(fmt::format("makes {} scores for {} experts", m.scores.rows(), m.router.experts));
+  const MlpSpec& first = m.experts.front();
+  for (const MlpSpec& expert : m.experts)
+    if (expert.size != first.size || expert.activation != first.activation)
+      return bad("has experts of different kinds");
+  return {};
+}
+
 // All names that the layer has in the cache plan.
 std::vector<std::string_view> cache_names(const Mixer& mixer) {
   std::vector<std::string_view> names = {name_of(mixer)};
@@ -111,7 +129,13 @@ std::vector<const MatrixSpec*> LayerSpec::matrices() const {
                                                          : std::vector{&l.input, &l.output};
                             }},
                  mixer);
-  all.insert(all.end(), {&mlp.gate_up, &mlp.down});
+  const auto add = [&](const MlpSpec& m) { all.insert(all.end(), {&m.gate_up, &m.down}); };
+  std::visit(Overloaded{add,
+                        [&](const MoeSpec& m) {
+                          for (const MlpSpec& expert : m.experts) add(expert);
+                          if (m.shared) add(*m.shared);
+                        }},
+             mlp);
   return all;
 }
 
@@ -137,6 +161,8 @@ Result<void> validate(const ModelSpec& spec) {
   Surroundings around{.earlier = {}, .ropes = spec.ropes};
   for (const LayerSpec& layer : spec.layers) {
     if (auto ok = std::visit([&](const auto& mixer) { return check(mixer, around); }, layer.mixer); !ok) return ok;
+    if (const auto* moe = std::get_if<MoeSpec>(&layer.mlp))
+      if (auto ok = check(*moe, name_of(layer.mixer)); !ok) return ok;
     for (const std::string_view name : cache_names(layer.mixer))
       if (!around.earlier.emplace(name, std::get_if<AttentionSpec>(&layer.mixer)).second)
         return fail(ErrorKind::kUnsupported, fmt::format("two layers are called {}", name), std::string(name));

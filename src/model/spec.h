@@ -15,6 +15,7 @@
 #include "kernels/latent_attention.h"
 #include "kernels/pooled_index.h"
 #include "kernels/rope.h"
+#include "kernels/routing.h"
 #include "quire/error.h"
 #include "quire/request.h"
 
@@ -36,6 +37,11 @@ struct MatrixPart {
   int interleaved_head_dim = 0;
   std::optional<RowGroups> groups = {};  // rows is a multiple of groups->count
   std::string bias = {};                 // a tensor beside the first, one number for each of its rows; empty: none
+  // > 0: the tensor is a stack of so many matrices [stack, rows, cols], and this is number `entry` of it. So is a bias:
+  // [stack, rows].
+  int stack = 0;
+  int entry = 0;
+  bool transposed = false;  // the tensor, or each of the stack, is [cols, rows]
 
   int tensor_rows() const { return groups ? rows / groups->count * groups->size : rows; }
   bool has_bias() const { return !bias.empty(); }
@@ -50,6 +56,7 @@ struct MatrixSpec {
   int slice_unit = 0;
   // Whether quantised tensors are multiplied in their own integers whatever the profile.
   bool keeps_integers = false;
+  bool in_fp32 = false;  // whether weights and inputs are fp32 whatever the profile
 
   int rows() const;
 };
@@ -172,21 +179,37 @@ struct MlpSpec {
   MatrixSpec down;
 };
 
+// A mixture of experts: those that the router chooses for a row, by their weights, and one that all rows share:
+//   sum of weight_e expert_e(x) + shared(x), or with `shared_is_gated` + sigmoid(last of scores(x)) shared(x).
+struct MoeSpec {
+  kernels::RouterShape router;
+  MatrixSpec scores;             // in fp32; rows: experts, and the shared one's gate if it has one
+  std::string correction;        // [experts], added to scores for the choice; empty: none
+  std::vector<MlpSpec> experts;  // alike in sizes and activation
+  std::optional<MlpSpec> shared;
+  bool shared_is_gated = false;
+};
+
+using FeedForward = std::variant<MlpSpec, MoeSpec>;
+
 // x += post(mixer(norm(x))); x += post(mlp(norm(x))). The post norms are absent in most.
 struct LayerSpec {
   NormSpec attention_norm;
   Mixer mixer;
   NormSpec attention_post_norm;
   NormSpec mlp_norm;
-  MlpSpec mlp;
+  FeedForward mlp;
   NormSpec mlp_post_norm;
 
-  // All that are multiplied with, in the order in which they are read.
+  // All that are multiplied with in the profile's numbers, in the order in which they are read.
   std::vector<const MatrixSpec*> matrices() const;
 
   // For layers that are known to attend.
   AttentionSpec& attention() { return std::get<AttentionSpec>(mixer); }
   const AttentionSpec& attention() const { return std::get<AttentionSpec>(mixer); }
+  // For layers that are known to be dense.
+  MlpSpec& dense() { return std::get<MlpSpec>(mlp); }
+  const MlpSpec& dense() const { return std::get<MlpSpec>(mlp); }
 };
 
 struct ModelSpec {

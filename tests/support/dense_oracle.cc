@@ -27,7 +27,7 @@ class Oracle {
     for (const model::LayerSpec& layer : spec_.layers) {
       const Rows input = normed(x, layer.attention_norm);
       add(x, std::visit([&](const auto& mixer) { return mixed(input, mixer); }, layer.mixer));
-      add(x, mlp(normed(x, layer.mlp_norm), layer.mlp));
+      add(x, mlp(normed(x, layer.mlp_norm), layer.dense()));
     }
     return product(normed(x, spec_.final_norm), spec_.head);
   }

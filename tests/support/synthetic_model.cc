@@ -40,9 +40,9 @@ SyntheticModel::SyntheticModel(std::span<const SyntheticLayer> layers, unsigned 
       layer.mixer = attention(index, layers[i]);
     }
     layer.mlp_norm = norm(prefix + "mlp_norm", kHidden);
-    layer.mlp.size = kMlp;
-    layer.mlp.gate_up = {{part(prefix + "gate", kMlp, kHidden), part(prefix + "up", kMlp, kHidden)}, kHidden};
-    layer.mlp.down = {{part(prefix + "down", kHidden, kMlp)}, kMlp, 1};
+    layer.dense().size = kMlp;
+    layer.dense().gate_up = {{part(prefix + "gate", kMlp, kHidden), part(prefix + "up", kMlp, kHidden)}, kHidden};
+    layer.dense().down = {{part(prefix + "down", kHidden, kMlp)}, kMlp, 1};
     spec_.layers.push_back(std::move(layer));
   }
   spec_.final_norm = norm("final_norm", kHidden);

@@ -43,9 +43,25 @@ void finish_slices(const FinishArgs& f) {
   }
 }
 
+void mix(const FinishArgs& f) {
+  for (int r = 0; r < f.rows; r++) {
+    const __m256 weight = _mm256_set1_ps(f.mix_weights[r]);
+    for (int s = 0; s < f.slices; s++) {
+      const float* sums = f.sums + static_cast<size_t>(s) * f.slice_stride + r * f.width;
+      float* out = f.out + static_cast<size_t>(s) * f.mix_stride + static_cast<size_t>(f.mix_rows[r]) * f.out_stride;
+      for (int c = 0; c < f.columns; c += 8) {
+        const __m256i lanes = first_lanes(f.columns - c);
+        _mm256_maskstore_ps(out + c, lanes,
+                            _mm256_fmadd_ps(weight, _mm256_load_ps(sums + c), _mm256_maskload_ps(out + c, lanes)));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void finish(const FinishArgs& f) {
+  if (f.mix_weights != nullptr) return mix(f);
   switch (f.slices) {
     case 1:
       return finish_slices<1>(f);

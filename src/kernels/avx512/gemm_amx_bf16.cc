@@ -129,7 +129,7 @@ class Product {
       : t_(t),
         slices_(static_cast<size_t>(t.out.slices)),
         plain_(t.out.slices == 1 && t.out.columns == kColumns && t.out.addend == nullptr && t.out.bias == nullptr &&
-               t.out.residual == nullptr),
+               t.out.residual == nullptr && t.out.mix_weights == nullptr),
         out_rows_((kPairRows + t.blocks - 1) / t.blocks) {}
 
   // A tile alone waits for memory, which it reads once from the first block to the last.
@@ -213,7 +213,7 @@ class Product {
 
   Ahead ahead(const Chunk& c, int row, int half, const std::byte* weights, size_t bytes) const {
     const size_t first = c.begin * out_rows_;
-    const bool any = first < kPairRows && t_.out.columns > half * kHalf;
+    const bool any = first < kPairRows && t_.out.columns > half * kHalf && t_.out.mix_weights == nullptr;
     if (!any) return {weights, bytes, nullptr, 0, 0};
     const float* out = t_.out.out + (static_cast<size_t>(row) + first) * t_.out.out_stride + half * kHalf;
     return {weights, bytes, out, t_.out.out_stride, out_rows_};
@@ -243,6 +243,12 @@ class Product {
     const int columns = t_.out.columns - half * kHalf;
     if (columns <= 0) return;
     f.columns = columns < kHalf ? columns : kHalf;
+    if (f.mix_weights != nullptr) {
+      f.mix_weights += first;
+      f.mix_rows += first;
+      f.out += begin;
+      return finish(f);
+    }
     f.out = at(f.out, f.out_stride);
     f.addend = at(f.addend, f.addend_stride);
     f.bias = at(f.bias, 0);

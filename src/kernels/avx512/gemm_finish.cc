@@ -41,9 +41,25 @@ void finish_slices(const FinishArgs& f) {
   }
 }
 
+void mix(const FinishArgs& f) {
+  for (int r = 0; r < f.rows; r++) {
+    const __m512 weight = _mm512_set1_ps(f.mix_weights[r]);
+    for (int s = 0; s < f.slices; s++) {
+      const float* sums = f.sums + static_cast<size_t>(s) * f.slice_stride + r * f.width;
+      float* out = f.out + static_cast<size_t>(s) * f.mix_stride + static_cast<size_t>(f.mix_rows[r]) * f.out_stride;
+      for (int c = 0; c < f.columns; c += 16) {
+        const __mmask16 lanes = first_lanes(f.columns - c);
+        _mm512_mask_storeu_ps(out + c, lanes,
+                              _mm512_fmadd_ps(weight, _mm512_load_ps(sums + c), _mm512_maskz_loadu_ps(lanes, out + c)));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void finish(const FinishArgs& f) {
+  if (f.mix_weights != nullptr) return mix(f);
   switch (f.slices) {
     case 1:
       return finish_slices<1>(f);

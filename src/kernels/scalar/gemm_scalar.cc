@@ -134,7 +134,18 @@ float slice_sum(const float* sums, size_t stride, int slices) {
   return slice_sum(sums, stride, half) + slice_sum(sums + static_cast<size_t>(half) * stride, stride, half);
 }
 
+void mix(const FinishArgs& f) {
+  for (size_t r = 0; r < static_cast<size_t>(f.rows); r++) {
+    for (size_t s = 0; s < static_cast<size_t>(f.slices); s++) {
+      const float* sums = f.sums + s * f.slice_stride + r * static_cast<size_t>(f.width);
+      float* out = f.out + s * f.mix_stride + static_cast<size_t>(f.mix_rows[r]) * f.out_stride;
+      for (size_t c = 0; c < static_cast<size_t>(f.columns); c++) out[c] = std::fma(f.mix_weights[r], sums[c], out[c]);
+    }
+  }
+}
+
 void finish(const FinishArgs& f) {
+  if (f.mix_weights != nullptr) return mix(f);
   for (size_t r = 0; r < static_cast<size_t>(f.rows); r++) {
     for (size_t c = 0; c < static_cast<size_t>(f.columns); c++) {
       float value = slice_sum(f.sums + r * static_cast<size_t>(f.width) + c, f.slice_stride, f.slices);

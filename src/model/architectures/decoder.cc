@@ -172,15 +172,16 @@ ModelSpec build_decoder(const DecoderSizes& s, const DecoderTraits& traits, cons
       a.k_norm = norm(names.k_norm, s.head_dim);
     }
 
-    layer.mlp.size = s.intermediate;
-    layer.mlp.activation = traits.activation;
+    MlpSpec& mlp = layer.dense();
+    mlp.size = s.intermediate;
+    mlp.activation = traits.activation;
     if (traits.fused)
-      layer.mlp.gate_up = {{part(prefix, names.gate_up, 2 * s.intermediate, traits.mlp_bias)}, s.hidden};
+      mlp.gate_up = {{part(prefix, names.gate_up, 2 * s.intermediate, traits.mlp_bias)}, s.hidden};
     else
-      layer.mlp.gate_up = {{part(prefix, names.gate, s.intermediate, traits.mlp_bias),
-                            part(prefix, names.up, s.intermediate, traits.mlp_bias)},
-                           s.hidden};
-    layer.mlp.down = {{part(prefix, names.down, s.hidden, traits.mlp_bias)}, s.intermediate, 1};
+      mlp.gate_up = {{part(prefix, names.gate, s.intermediate, traits.mlp_bias),
+                      part(prefix, names.up, s.intermediate, traits.mlp_bias)},
+                     s.hidden};
+    mlp.down = {{part(prefix, names.down, s.hidden, traits.mlp_bias)}, s.intermediate, 1};
     if (traits.post_norms) {
       layer.attention_post_norm = norm(names.attention_post_norm, s.hidden);
       layer.mlp_post_norm = norm(names.mlp_post_norm, s.hidden);
