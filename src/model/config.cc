@@ -284,6 +284,10 @@ Result<double> GgufConfig::number_or(std::string_view key, double fallback) cons
   return has(key) ? number(key) : fallback;
 }
 
+Result<bool> GgufConfig::boolean_or(std::string_view key, bool fallback) const {
+  return has(key) ? file_.boolean(full(key)) : fallback;
+}
+
 Result<std::string> GgufConfig::string_or(std::string_view key, std::string fallback) const {
   if (!has(key)) return fallback;
   auto value = file_.string(full(key));

@@ -73,6 +73,7 @@ class GgufConfig {
   Result<int> integer_or(std::string_view key, int low, int high, int fallback) const;
   Result<double> number(std::string_view key) const;
   Result<double> number_or(std::string_view key, double fallback) const;
+  Result<bool> boolean_or(std::string_view key, bool fallback) const;
   Result<std::string> string_or(std::string_view key, std::string fallback) const;
 
   // The tokenizer's end tokens: eos and eot ids, all below `vocab_size`, and tokens that are known to end a turn by

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -126,6 +127,116 @@ TEST(Qwen35, NamesRatesThatAreNone) {
       EXPECT_EQ(model.error().kind, ErrorKind::kCorruptFile);
       EXPECT_EQ(model.error().param, name);
     }
+}
+
+TEST(Qwen3Next, TakesRowsThatLieTogetherForEachKeyHead) {
+  const auto spec = changed("qwen3_next", Json::object());
+  ASSERT_TRUE(spec) << spec.error().message;
+  const auto& g = std::get<GatedDeltaSpec>(spec->layers[0].mixer);
+  ASSERT_EQ(g.input.parts.size(), 6U);
+  const int firsts[] = {0, 8, 16, 32, 2, 0};  // q, k, v, z; a, b: b comes first in the file
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(g.input.parts[i].groups->first, firsts[i]) << i;
+    EXPECT_EQ(g.input.parts[i].tensor_rows(), i < 4 ? 96 : 8) << i;
+  }
+  const auto& moe = std::get<MoeSpec>(spec->layers[0].mlp);
+  EXPECT_EQ(moe.experts.size(), 4U);
+  EXPECT_TRUE(moe.shared && moe.shared_is_gated);
+  EXPECT_EQ(moe.scores.rows(), 5);
+}
+
+TEST(Qwen3Next, SomeLayersAreDense) {
+  const auto dense = [](const Json& changes) {
+    std::vector<bool> list;
+    const auto spec = changed("qwen3_next", changes);
+    for (const LayerSpec& layer : spec->layers) list.push_back(std::holds_alternative<MlpSpec>(layer.mlp));
+    return list;
+  };
+  EXPECT_EQ(dense({{"mlp_only_layers", {0, 2}}}), (std::vector{true, false, true, false}));
+  EXPECT_EQ(dense({{"decoder_sparse_step", 2}}), (std::vector{true, false, true, false}));
+  expect_refused("qwen3_next", {{"num_experts", nullptr}}, "num_experts");
+  expect_refused("qwen3_next", {{"shared_expert_intermediate_size", 0}}, "shared_expert_intermediate_size");
+}
+
+TEST(DeepseekV3, MakesWhatItsConfigurationSays) {
+  const auto spec = changed("deepseek_v3", Json::object());
+  ASSERT_TRUE(spec) << spec.error().message;
+  const auto& l = std::get<LatentSpec>(spec->layers[1].mixer);
+  EXPECT_EQ(l.query_rank, 24);
+  EXPECT_EQ(l.shape.row_dim(), 40);
+  EXPECT_TRUE(spec->ropes[0].interleaved);
+  // YaRN with mscale_all_dim 1 and a factor of 4.
+  const double mscale = 0.1 * std::log(4.0) + 1;
+  EXPECT_NEAR(l.scale, mscale * mscale / std::sqrt(24.0), 1e-6);
+  EXPECT_TRUE(std::holds_alternative<MlpSpec>(spec->layers[0].mlp));
+  const auto& moe = std::get<MoeSpec>(spec->layers[1].mlp);
+  EXPECT_EQ(moe.router.scoring, kernels::Scoring::kSigmoid);
+  EXPECT_EQ(moe.router.groups, 4);
+  EXPECT_EQ(moe.router.chosen_groups, 2);
+  EXPECT_EQ(moe.router.group_best, 2);
+  EXPECT_FALSE(moe.correction.empty());
+  EXPECT_TRUE(moe.shared && !moe.shared_is_gated);
+}
+
+// As V2-Lite: queries at once, a softmax without groups; as V2: the best expert speaks for a group.
+TEST(DeepseekV2, ChoosesByASoftmax) {
+  Json lite = {{"architectures", {"DeepseekV2ForCausalLM"}},
+               {"q_lora_rank", nullptr},
+               {"topk_method", "greedy"},
+               {"scoring_func", "softmax"},
+               {"norm_topk_prob", false}};
+  const auto spec = changed("deepseek_v3", lite);
+  ASSERT_TRUE(spec) << spec.error().message;
+  const auto& l = std::get<LatentSpec>(spec->layers[0].mixer);
+  EXPECT_FALSE(l.narrows_queries());
+  EXPECT_EQ(l.input.parts[0].tensor, "model.layers.0.self_attn.q_proj.weight");
+  EXPECT_EQ(l.input.rows(), 4 * 24 + 40);
+  const kernels::RouterShape router = std::get<MoeSpec>(spec->layers[1].mlp).router;
+  EXPECT_EQ(router.scoring, kernels::Scoring::kSoftmax);
+  EXPECT_EQ(router.groups, 1);
+  EXPECT_FALSE(router.renormalise);
+  EXPECT_TRUE(std::get<MoeSpec>(spec->layers[1].mlp).correction.empty());
+  lite["topk_method"] = "group_limited_greedy";
+  const auto groups = changed("deepseek_v3", lite);
+  ASSERT_TRUE(groups) << groups.error().message;
+  EXPECT_EQ(std::get<MoeSpec>(groups->layers[1].mlp).router.groups, 4);
+  EXPECT_EQ(std::get<MoeSpec>(groups->layers[1].mlp).router.group_best, 1);
+  lite["norm_topk_prob"] = true;
+  expect_refused("deepseek_v3", lite, "norm_topk_prob");
+}
+
+TEST(DeepseekV3, RefusesWhatItDoesNotCompute) {
+  const std::pair<Json, const char*> cases[] = {
+      {{{"attention_bias", true}}, "attention_bias"},
+      {{{"hidden_act", "gelu"}}, "hidden_act"},
+      {{{"moe_layer_freq", 2}}, "moe_layer_freq"},
+      {{{"topk_method", "greedy"}}, "topk_method"},
+      {{{"scoring_func", "softmax"}}, "scoring_func"},
+      {{{"kv_lora_rank", nullptr}}, "kv_lora_rank"},
+      {{{"kv_lora_rank", 1 << 19}}, "latent rank"},
+      {{{"q_lora_rank", 0}}, "q_lora_rank"},
+      {{{"qk_rope_head_dim", 7}}, "rope dimension"},
+      {{{"qk_nope_head_dim", 0}}, "qk_nope_head_dim"},
+      {{{"n_routed_experts", 1 << 20}}, "n_routed_experts"},
+      {{{"num_hidden_layers", 4096}, {"n_routed_experts", 1024}}, "experts"},
+      {{{"n_shared_experts", 1024}, {"moe_intermediate_size", 1 << 20}}, "shared experts"},
+      {{{"first_k_dense_replace", nullptr}}, "first_k_dense_replace"},
+      {{{"mlp_layer_types", {"dense"}}}, "mlp_layer_types"},
+      {{{"mlp_layer_types", {"dense", "sparse", "other"}}}, "mlp_layer_types"}};
+  for (const auto& [changes, param] : cases) expect_refused("deepseek_v3", changes, param);
+}
+
+// The layer that predicts further ahead is in the file, and not run; one more would be a mistake.
+TEST(Glm4MoeLite, LeavesOutWhatPredictsFurtherAhead) {
+  const weights::Checkpoint checkpoint = open("glm4_moe_lite");
+  auto spec = make_spec(checkpoint);
+  ASSERT_TRUE(spec) << spec.error().message;
+  EXPECT_EQ(spec->layers.size(), 3U);
+  EXPECT_EQ(spec->unread_layers, 1);
+  EXPECT_TRUE(checkpoint.tensors->find("model.layers.3.eh_proj.weight"));
+  EXPECT_TRUE(check_names(*spec, *checkpoint.tensors));
+  spec->unread_layers = 0;
+  EXPECT_FALSE(check_names(*spec, *checkpoint.tensors));
 }
 
 }  // namespace

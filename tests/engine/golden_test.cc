@@ -50,13 +50,14 @@ double reference_drift(const std::string& folder) {
 }
 
 // Whether rounding changes choices (of experts, of tokens that are read), or is amplified by the norm behind a state
-// that is near zero: one row in a hundred says something else then, in the reference too.
+// that is near zero: one row in a hundred says something else then, in the reference too. Of such models it is judged
+// how the differences are distributed, and greedy tokens are compared up to the first that differs.
 bool is_sensitive(const std::string& folder) { return reference_drift(folder) > 1; }
 
-// 0.6, or as much as the reference drifts. Of sensitive models the greedy tokens are compared up to the first that
-// differs.
+// 0.6, or as much as the reference drifts.
 Tolerance bf16_tolerance(const std::string& folder) {
-  return {10, std::max(0.6, reference_drift(folder)), is_sensitive(folder) ? 100 : 0.25};
+  if (is_sensitive(folder)) return {100, 100, 100};
+  return {10, std::max(0.6, reference_drift(folder)), 0.25};
 }
 
 double mean(const std::vector<double>& values) {
@@ -140,6 +141,8 @@ TEST_P(TinyModels, BF16StaysWithinTheDriftOfBF16Activations) {
   std::vector<double> differences;
   check_model(folder, {.model = folder, .profile = Profile::kBF16}, bf16_tolerance(folder), &differences);
   EXPECT_LT(mean(differences), is_sensitive(folder) ? 0.25 : 0.1);  // seen: up to 0.17, and to 0.063
+  std::ranges::sort(differences);
+  EXPECT_LT(differences[differences.size() * 9 / 10], 0.6);  // seen: up to 0.41
 }
 
 // Rounding to int8 is 2^-8 of a group's largest weight, to int4 2^-4. Such tiny models amplify it: int8 was seen to
@@ -176,7 +179,9 @@ TEST_P(TinyGguf, F32EqualsTheReference) {
   check_model(dir + GetParam(), {.model = dir + "gguf/" + GetParam() + ".gguf", .profile = Profile::kF32}, kF32);
 }
 
-INSTANTIATE_TEST_SUITE_P(Golden, TinyGguf, ::testing::Values("llama_untied", "qwen3", "gemma3", "qwen3_5"),
+INSTANTIATE_TEST_SUITE_P(Golden, TinyGguf,
+                         ::testing::Values("llama_untied", "qwen3", "gemma3", "qwen3_5", "qwen3_next", "glm4_moe_lite",
+                                           "deepseek_v3"),
                          [](const auto& info) { return info.param; });
 
 // As they are served: integers with a layout of their own by int8 activations, others as bf16, whose error is smaller.

@@ -24,6 +24,12 @@ Result<ModelSpec> smollm3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> smollm3_from_gguf(const GgufConfig& config);
 Result<ModelSpec> gemma2_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> gemma2_from_gguf(const GgufConfig& config);
+Result<ModelSpec> qwen3_next_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> qwen3_next_from_gguf(const GgufConfig& config);
+Result<ModelSpec> deepseek2_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> deepseek3_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> glm4_moe_lite_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> deepseek2_from_gguf(const GgufConfig& config);
 Result<ModelSpec> gemma3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> gemma3_from_gguf(const GgufConfig& config);
 // The text model of a composite one, whose tensors are named from `root` on.

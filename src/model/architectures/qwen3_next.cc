@@ -1,9 +1,11 @@
-// Qwen3.5 (dense): three layers of the gated delta rule to one of full attention, whose heads have output gates and
-// turn a quarter of their dimensions; norms with weights 1 + w, but for the one behind the rule. Source: transformers'
-// Qwen3_5ForCausalLM. GGUF files (`qwen35`) hold the norms with the 1 already added, the rates of decay themselves, and
-// the heads of values that share a key head apart.
+// Qwen3-Next (mixtures of experts) and Qwen3.5 (dense): three layers of the gated delta rule to one of full attention,
+// whose heads have output gates and turn a quarter of their dimensions; norms with weights 1 + w, but for the one
+// behind the rule. Source: transformers' Qwen3NextForCausalLM and Qwen3_5ForCausalLM. GGUF files (`qwen3next`,
+// `qwen35`) hold the norms with the 1 already added and the rates of decay themselves; those of Qwen3.5 the heads of
+// values that share a key head apart.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 
 #include "model/architectures/architectures.h"
 #include "model/architectures/decoder.h"
+#include "model/architectures/experts.h"
 
 namespace quire::model {
 namespace {
@@ -21,13 +24,17 @@ constexpr int kDefaultInterval = 4;  // every fourth layer attends
 
 // Names of the tensors of a recurrent layer in one checkpoint format.
 struct DeltaNames {
-  std::string qkv, z, a, b, conv, decay, dt_bias, norm, output;
+  std::string qkv, z, a, b;
+  std::string qkvz, ba;  // where the layer has them, instead of those: together for each key head
+  std::string conv, decay, dt_bias, norm, output;
   DecayForm decay_form;
 };
 const DeltaNames kHuggingFaceNames{.qkv = "linear_attn.in_proj_qkv.weight",
                                    .z = "linear_attn.in_proj_z.weight",
                                    .a = "linear_attn.in_proj_a.weight",
                                    .b = "linear_attn.in_proj_b.weight",
+                                   .qkvz = "linear_attn.in_proj_qkvz.weight",
+                                   .ba = "linear_attn.in_proj_ba.weight",
                                    .conv = "linear_attn.conv1d.weight",
                                    .decay = "linear_attn.A_log",
                                    .dt_bias = "linear_attn.dt_bias",
@@ -38,6 +45,8 @@ const DeltaNames kGgufNames{.qkv = "attn_qkv.weight",
                             .z = "attn_gate.weight",
                             .a = "ssm_alpha.weight",
                             .b = "ssm_beta.weight",
+                            .qkvz = "ssm_in.weight",
+                            .ba = "ssm_ba.weight",
                             .conv = "ssm_conv1d.weight",
                             .decay = "ssm_a",
                             .dt_bias = "ssm_dt.bias",
@@ -45,17 +54,45 @@ const DeltaNames kGgufNames{.qkv = "attn_qkv.weight",
                             .output = "ssm_out.weight",
                             .decay_form = DecayForm::kNegated};
 
-GatedDeltaSpec delta_layer(const kernels::GatedDeltaShape& shape, const DeltaNames& names, int layer,
+// Which tensors a recurrent layer has.
+struct DeltaForm {
+  bool qkvz = false;
+  bool ba = false;
+};
+
+std::vector<MatrixPart> delta_inputs(const kernels::GatedDeltaShape& shape, const DeltaNames& names, DeltaForm form,
+                                     const std::string& prefix) {
+  const int keys = shape.key_dim, heads = shape.heads_per_key(), values = heads * shape.value_dim;
+  const auto grouped = [&](const std::string& name, int size, int first, int count) {
+    return MatrixPart{
+        .tensor = prefix + name, .rows = shape.key_heads * count, .groups = RowGroups{size, first, count}};
+  };
+  std::vector<MatrixPart> parts;
+  if (form.qkvz) {
+    const int size = 2 * (keys + values);
+    parts = {grouped(names.qkvz, size, 0, keys), grouped(names.qkvz, size, keys, keys),
+             grouped(names.qkvz, size, 2 * keys, values), grouped(names.qkvz, size, 2 * keys + values, values)};
+  } else {
+    parts = {{.tensor = prefix + names.qkv, .rows = shape.channels()},
+             {.tensor = prefix + names.z, .rows = shape.value_rows()}};
+  }
+  if (form.ba) {
+    parts.push_back(grouped(names.ba, 2 * heads, heads, heads));
+    parts.push_back(grouped(names.ba, 2 * heads, 0, heads));
+  } else {
+    parts.push_back({.tensor = prefix + names.a, .rows = shape.heads});
+    parts.push_back({.tensor = prefix + names.b, .rows = shape.heads});
+  }
+  return parts;
+}
+
+GatedDeltaSpec delta_layer(const kernels::GatedDeltaShape& shape, const DeltaNames& names, DeltaForm form, int layer,
                            const std::string& prefix, int hidden) {
-  const int v = shape.value_rows(), h = shape.heads;
+  const int v = shape.value_rows();
   GatedDeltaSpec g;
   g.name = fmt::format("layers.{}.state", layer);
   g.shape = shape;
-  g.input = {{{.tensor = prefix + names.qkv, .rows = shape.channels()},
-              {.tensor = prefix + names.z, .rows = v},
-              {.tensor = prefix + names.a, .rows = h},
-              {.tensor = prefix + names.b, .rows = h}},
-             hidden};
+  g.input = {delta_inputs(shape, names, form, prefix), hidden};
   g.conv = prefix + names.conv;
   g.decay = prefix + names.decay;
   g.decay_form = names.decay_form;
@@ -80,28 +117,39 @@ void add_gates(AttentionSpec& attention) {
 struct Hybrid {
   DecoderSizes sizes;
   kernels::GatedDeltaShape delta;
+  DeltaForm form;
   std::vector<bool> full;  // of each layer: whether it attends
   kernels::RopeParameters rope;
   bool gated = true;  // attention's heads
   bool tied = false;
+  std::vector<bool> sparse;  // of each layer: whether it has experts
+  ExpertSizes experts;
 };
 
-ModelSpec build(Hybrid h, const DecoderTraits& traits, const DecoderNames& names, const DeltaNames& delta) {
-  ModelSpec spec = build_decoder(h.sizes, traits, names, h.tied);
+struct Names {
+  DecoderNames decoder;
+  DeltaNames delta;
+  ExpertNames experts;
+};
+
+ModelSpec build(Hybrid h, const DecoderTraits& traits, const Names& names) {
+  ModelSpec spec = build_decoder(h.sizes, traits, names.decoder, h.tied);
+  h.experts.hidden = h.sizes.hidden;
   spec.ropes.push_back(std::move(h.rope));
   for (int i = 0; i < h.sizes.layers; ++i) {
-    LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
-    if (h.full[static_cast<size_t>(i)]) {
+    const auto index = static_cast<size_t>(i);
+    const std::string prefix = fmt::format(fmt::runtime(names.decoder.layer), i);
+    LayerSpec& layer = spec.layers[index];
+    if (h.full[index]) {
       layer.attention().rope = 0;
       if (h.gated) add_gates(layer.attention());
     } else {
-      layer.mixer = delta_layer(h.delta, delta, i, fmt::format(fmt::runtime(names.layer), i), h.sizes.hidden);
+      layer.mixer = delta_layer(h.delta, names.delta, h.form, i, prefix, h.sizes.hidden);
     }
+    if (h.sparse[index]) layer.mlp = make_experts(h.experts, names.experts, prefix);
   }
   return spec;
 }
-
-DecoderTraits traits() { return {.architecture = "qwen3_5", .qk_norm = true}; }
 
 std::vector<bool> every(int interval, int layers) {
   std::vector<bool> full;
@@ -150,7 +198,7 @@ Result<kernels::GatedDeltaShape> delta_shape(const HuggingFaceConfig& config) {
 }
 
 Result<kernels::GatedDeltaShape> delta_shape(const GgufConfig& config) {
-  kernels::GatedDeltaShape s{.tiled = true};
+  kernels::GatedDeltaShape s;
   int width = 0;
   const std::pair<const char*, int*> sizes[] = {{"ssm.time_step_rank", &s.heads},
                                                 {"ssm.group_count", &s.key_heads},
@@ -171,9 +219,46 @@ Result<kernels::GatedDeltaShape> delta_shape(const GgufConfig& config) {
   return s;
 }
 
-}  // namespace
+// A softmax over all experts; a layer is dense if mlp_only_layers names it or decoder_sparse_step passes it over.
+Result<void> read_experts(const HuggingFaceConfig& config, Hybrid& h) {
+  kernels::RouterShape& r = h.experts.router;
+  int step = 1;
+  std::vector<int> dense;
+  std::optional<Error> error;
+  take(config.integer("num_experts", 1, kernels::kMostExperts), r.experts, error);
+  take(config.integer("num_experts_per_tok", 1, kernels::kMostChosen), r.chosen, error);
+  take(config.boolean_or("norm_topk_prob", true), r.renormalise, error);
+  take(config.integer("moe_intermediate_size", 1, kMaxWidth), h.experts.size, error);
+  take(config.integer("shared_expert_intermediate_size", 1, kMaxWidth), h.experts.shared_size, error);
+  take(config.integer_or("decoder_sparse_step", 1, kMaxLayers, 1), step, error);
+  if (config.has("mlp_only_layers")) take(config.integers("mlp_only_layers", 0, kMaxLayers), dense, error);
+  if (error) return std::unexpected(*error);
+  for (int i = 0; i < h.sizes.layers; ++i)
+    h.sparse[static_cast<size_t>(i)] = (i + 1) % step == 0 && std::ranges::find(dense, i) == dense.end();
+  return check_experts(h.experts, h.sizes.layers);
+}
 
-Result<ModelSpec> qwen3_5_from_hugging_face(const HuggingFaceConfig& config) {
+const ExpertNames kHuggingFaceExperts{.scores = "mlp.gate.weight",
+                                      .correction = "",
+                                      .gate = "mlp.experts.{}.gate_proj.weight",
+                                      .up = "mlp.experts.{}.up_proj.weight",
+                                      .down = "mlp.experts.{}.down_proj.weight",
+                                      .shared_gate = "mlp.shared_expert.gate_proj.weight",
+                                      .shared_up = "mlp.shared_expert.up_proj.weight",
+                                      .shared_down = "mlp.shared_expert.down_proj.weight",
+                                      .shared_scores = "mlp.shared_expert_gate.weight"};
+const ExpertNames kGgufExperts{.scores = "ffn_gate_inp.weight",
+                               .correction = "",
+                               .gate = "ffn_gate_exps.weight",
+                               .up = "ffn_up_exps.weight",
+                               .down = "ffn_down_exps.weight",
+                               .shared_gate = "ffn_gate_shexp.weight",
+                               .shared_up = "ffn_up_shexp.weight",
+                               .shared_down = "ffn_down_shexp.weight",
+                               .shared_scores = "ffn_gate_inp_shexp.weight"};
+
+// All but what depends on the architecture.
+Result<Hybrid> read(const HuggingFaceConfig& config) {
   Hybrid h;
   auto bias = config.boolean_or("attention_bias", false);
   if (!bias) return std::unexpected(bias.error());
@@ -188,12 +273,11 @@ Result<ModelSpec> qwen3_5_from_hugging_face(const HuggingFaceConfig& config) {
   take(full_layers(config, h.sizes.layers), h.full, error);
   take(hugging_face_rope(config, "", h.sizes.head_dim, kDefaultTheta, kDefaultRotaryPart), h.rope, error);
   if (error) return std::unexpected(*error);
-  DecoderTraits t = traits();
-  t.norm_offset = 1;
-  return build(std::move(h), t, hugging_face_names(t), kHuggingFaceNames);
+  h.sparse.resize(static_cast<size_t>(h.sizes.layers));
+  return h;
 }
 
-Result<ModelSpec> qwen3_5_from_gguf(const GgufConfig& config) {
+Result<Hybrid> read(const GgufConfig& config) {
   Hybrid h;
   h.tied = config.file().find("output.weight") == nullptr;
   int interval = 0;
@@ -205,10 +289,64 @@ Result<ModelSpec> qwen3_5_from_gguf(const GgufConfig& config) {
   take(gguf_rope(config, h.sizes.head_dim, kDefaultTheta), h.rope, error);
   if (error) return std::unexpected(*error);
   h.full = every(interval, h.sizes.layers);
-  const DecoderTraits t = traits();
+  h.sparse.resize(static_cast<size_t>(h.sizes.layers));
+  return h;
+}
+
+DecoderTraits traits(const char* architecture, float norm_offset) {
+  return {.architecture = architecture, .qk_norm = true, .norm_offset = norm_offset};
+}
+
+ModelSpec build_hugging_face(Hybrid h, const char* architecture) {
+  const DecoderTraits t = traits(architecture, 1);
+  return build(std::move(h), t, {hugging_face_names(t), kHuggingFaceNames, kHuggingFaceExperts});
+}
+
+ModelSpec build_gguf(Hybrid h, const char* architecture) {
+  const DecoderTraits t = traits(architecture, 0);
   DecoderNames names = gguf_names(t);
   names.mlp_norm = "post_attention_norm.weight";
-  return build(std::move(h), t, names, kGgufNames);
+  return build(std::move(h), t, {names, kGgufNames, kGgufExperts});
+}
+
+}  // namespace
+
+Result<ModelSpec> qwen3_5_from_hugging_face(const HuggingFaceConfig& config) {
+  auto h = read(config);
+  if (!h) return std::unexpected(h.error());
+  return build_hugging_face(std::move(*h), "qwen3_5");
+}
+
+Result<ModelSpec> qwen3_next_from_hugging_face(const HuggingFaceConfig& config) {
+  auto h = read(config);
+  if (!h) return std::unexpected(h.error());
+  h->form = {.qkvz = true, .ba = true};
+  if (auto experts = read_experts(config, *h); !experts) return std::unexpected(experts.error());
+  return build_hugging_face(std::move(*h), "qwen3_next");
+}
+
+Result<ModelSpec> qwen3_5_from_gguf(const GgufConfig& config) {
+  auto h = read(config);
+  if (!h) return std::unexpected(h.error());
+  h->delta.tiled = true;
+  return build_gguf(std::move(*h), "qwen3_5");
+}
+
+Result<ModelSpec> qwen3_next_from_gguf(const GgufConfig& config) {
+  auto h = read(config);
+  if (!h) return std::unexpected(h.error());
+  // The oldest files have q, k, v and z in one tensor.
+  h->form = {.qkvz = config.file().find("blk.0." + kGgufNames.qkvz) != nullptr, .ba = true};
+  kernels::RouterShape& r = h->experts.router;
+  std::optional<Error> error;
+  take(config.integer("expert_count", 1, kernels::kMostExperts), r.experts, error);
+  take(config.integer("expert_used_count", 1, kernels::kMostChosen), r.chosen, error);
+  take(config.integer("expert_feed_forward_length", 1, kMaxWidth), h->experts.size, error);
+  take(config.integer("expert_shared_feed_forward_length", 1, kMaxWidth), h->experts.shared_size, error);
+  if (error) return std::unexpected(*error);
+  if (auto ok = check_experts(h->experts, h->sizes.layers); !ok) return std::unexpected(ok.error());
+  h->sparse.assign(h->sparse.size(), true);
+  return build_gguf(std::move(*h), "qwen3_next");
 }
 
 }  // namespace quire::model

@@ -22,6 +22,10 @@ constexpr std::array kHuggingFace = {
     HuggingFaceEntry{"Phi3ForCausalLM", phi3_from_hugging_face},
     HuggingFaceEntry{"SmolLM3ForCausalLM", smollm3_from_hugging_face},
     HuggingFaceEntry{"Gemma2ForCausalLM", gemma2_from_hugging_face},
+    HuggingFaceEntry{"Qwen3NextForCausalLM", qwen3_next_from_hugging_face},
+    HuggingFaceEntry{"DeepseekV2ForCausalLM", deepseek2_from_hugging_face},
+    HuggingFaceEntry{"DeepseekV3ForCausalLM", deepseek3_from_hugging_face},
+    HuggingFaceEntry{"Glm4MoeLiteForCausalLM", glm4_moe_lite_from_hugging_face},
     HuggingFaceEntry{"Gemma3ForCausalLM", gemma3_from_hugging_face},
 };
 
@@ -39,10 +43,16 @@ struct GgufEntry {
   Result<ModelSpec> (*make)(const GgufConfig&);
 };
 constexpr std::array kGguf = {
-    GgufEntry{"llama", llama_from_gguf},   GgufEntry{"qwen2", qwen2_from_gguf},
-    GgufEntry{"qwen3", qwen3_from_gguf},   GgufEntry{"qwen35", qwen3_5_from_gguf},
-    GgufEntry{"phi3", phi3_from_gguf},     GgufEntry{"smollm3", smollm3_from_gguf},
-    GgufEntry{"gemma2", gemma2_from_gguf}, GgufEntry{"gemma3", gemma3_from_gguf},
+    GgufEntry{"llama", llama_from_gguf},
+    GgufEntry{"qwen2", qwen2_from_gguf},
+    GgufEntry{"qwen3", qwen3_from_gguf},
+    GgufEntry{"qwen35", qwen3_5_from_gguf},
+    GgufEntry{"phi3", phi3_from_gguf},
+    GgufEntry{"smollm3", smollm3_from_gguf},
+    GgufEntry{"gemma2", gemma2_from_gguf},
+    GgufEntry{"gemma3", gemma3_from_gguf},
+    GgufEntry{"qwen3next", qwen3_next_from_gguf},
+    GgufEntry{"deepseek2", deepseek2_from_gguf},
 };
 
 template <class... Tables>

@@ -81,7 +81,7 @@ def writer(path, arch, c):
     w.add_head_count(c["num_attention_heads"])
     w.add_head_count_kv(c["num_key_value_heads"])
     w.add_key_length(c["head_dim"])
-    w.add_value_length(c["head_dim"])
+    w.add_value_length(c.get("v_head_dim", c["head_dim"]))
     w.add_context_length(c["max_position_embeddings"])
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     return w

@@ -9,6 +9,7 @@ norms of Qwen, rates of decay instead of their logarithms, value heads that shar
 import json
 import sys
 
+import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
@@ -38,6 +39,45 @@ QWEN = COMMON | {
     "linear_attn.norm.weight": "ssm_norm.weight",
     "linear_attn.out_proj.weight": "ssm_out.weight",
 }
+
+
+QWEN_NEXT = QWEN | {
+    "linear_attn.in_proj_ba.weight": "ssm_ba.weight",
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+}
+DEEPSEEK = COMMON | {
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.q_a_proj.weight": "attn_q_a.weight",
+    "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
+    "self_attn.q_b_proj.weight": "attn_q_b.weight",
+    "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+    "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
+    "self_attn.kv_b_proj.weight": "attn_kv_b.weight",
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.shared_experts.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+}
+
+
+def kind_of(name, values):
+    """Vectors, routers and convolutions stay fp32."""
+    small = values.ndim == 1 or any(part in name for part in ("gate_inp", "conv1d"))
+    return Q.F32 if small else Q.BF16
+
+
+def stack_experts(w, tensors, layers, experts):
+    """Adds the experts of every layer that has some, each of three matrices stacked; they leave `tensors`."""
+    for layer in range(layers):
+        for part, to in (("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down")):
+            names = [f"model.layers.{layer}.mlp.experts.{e}.{part}.weight" for e in range(experts)]
+            if names[0] in tensors:
+                add(w, f"blk.{layer}.ffn_{to}_exps.weight", np.stack([tensors.pop(n) for n in names]), Q.BF16)
 
 
 def place(name):
@@ -83,7 +123,7 @@ def qwen35(folder, out):
     for name, values in read_safetensors(f"{folder}/model.safetensors").items():
         layer, rest = place(name)
         if layer is None:
-            add(w, rest, values + 1 if values.ndim == 1 else values, Q.F32 if values.ndim == 1 else Q.BF16)
+            add(w, rest, values + 1 if values.ndim == 1 else values, kind_of(rest, values))
             continue
         values, part = qwen_tensor(rest, values), rest.removeprefix("linear_attn.").split(".")[0]
         if part in ("in_proj_qkv", "conv1d"):
@@ -94,13 +134,92 @@ def qwen35(folder, out):
             values = tiled(values, c, 0, 1)
         elif part == "out_proj":
             values = tiled(values, c, 1, dv)
-        add(w, f"blk.{layer}.{QWEN[rest]}", values, Q.F32 if values.ndim == 1 or part == "conv1d" else Q.BF16)
+        add(w, f"blk.{layer}.{QWEN[rest]}", values, kind_of(QWEN[rest], values))
     finish(w)
+
+
+def qwen3next(folder, out):
+    c = json.load(open(f"{folder}/config.json"))
+    w = writer(out, "qwen3next", c)
+    delta_parameters(w, c)
+    w.add_expert_count(c["num_experts"])
+    w.add_expert_used_count(c["num_experts_per_tok"])
+    w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
+    tensors = read_safetensors(f"{folder}/model.safetensors")
+    stack_experts(w, tensors, c["num_hidden_layers"], c["num_experts"])
+    keys, dk, dv = c["linear_num_key_heads"], c["linear_key_head_dim"], c["linear_value_head_dim"]
+    v = c["linear_num_value_heads"] // keys * dv  # rows of a key head
+    for name, values in tensors.items():
+        layer, rest = place(name)
+        if layer is None:
+            add(w, rest, values + 1 if values.ndim == 1 else values, kind_of(rest, values))
+        elif rest == "linear_attn.in_proj_qkvz.weight":
+            parts = np.split(values.reshape(keys, -1, c["hidden_size"]), [dk, 2 * dk, 2 * dk + v], axis=1)
+            flat = [part.reshape(-1, c["hidden_size"]) for part in parts]
+            add(w, f"blk.{layer}.attn_qkv.weight", np.concatenate(flat[:3]), Q.BF16)
+            add(w, f"blk.{layer}.attn_gate.weight", flat[3], Q.BF16)
+        else:
+            add(w, f"blk.{layer}.{QWEN_NEXT[rest]}", qwen_tensor(rest, values), kind_of(QWEN_NEXT[rest], values))
+    finish(w)
+
+
+def deepseek2(folder, out, split=True):
+    """`split`: keys and values of heads in two tensors, as newer files have them."""
+    c = json.load(open(f"{folder}/config.json"))
+    heads, nope, dv = c["num_attention_heads"], c["qk_nope_head_dim"], c["v_head_dim"]
+    rank, turned = c["kv_lora_rank"], c["qk_rope_head_dim"]
+    sizes = {"head_dim": rank + turned, "v_head_dim": rank} if split else {"head_dim": nope + turned}
+    w = writer(out, "deepseek2", c | {"num_key_value_heads": 1} | sizes)
+    w.add_vocab_size(c["vocab_size"])
+    w.add_q_lora_rank(c["q_lora_rank"])
+    w.add_kv_lora_rank(rank)
+    if split:
+        w.add_key_length_mla(nope + turned)
+        w.add_value_length_mla(dv)
+    w.add_leading_dense_block_count(1)
+    w.add_expert_count(c["n_routed_experts"])
+    w.add_expert_used_count(c["num_experts_per_tok"])
+    w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    w.add_expert_shared_count(c["n_shared_experts"])
+    w.add_expert_weights_scale(c["routed_scaling_factor"])
+    w.add_expert_weights_norm(c["norm_topk_prob"])
+    w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    w.add_expert_group_count(c["n_group"])
+    w.add_expert_group_used_count(c["topk_group"])
+    rope = c["rope_parameters"]
+    w.add_rope_freq_base(rope["rope_theta"])
+    w.add_rope_dimension_count(turned)
+    if rope["rope_type"] == "yarn":
+        w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        w.add_rope_scaling_factor(rope["factor"])
+        w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        w.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    tensors = read_safetensors(f"{folder}/model.safetensors")
+    layers = c["num_hidden_layers"]
+    tensors = {n: t for n, t in tensors.items() if n in NAMES or int(n.split(".")[2]) < layers}
+    stack_experts(w, tensors, layers, c["n_routed_experts"])
+    for name, values in tensors.items():
+        layer, rest = place(name)
+        if layer is None:
+            add(w, rest, values, kind_of(rest, values))
+        elif split and rest == "self_attn.kv_b_proj.weight":
+            k, v = np.split(values.reshape(heads, nope + dv, rank), [nope], axis=1)
+            add(w, f"blk.{layer}.attn_k_b.weight", k.swapaxes(1, 2), Q.BF16)
+            add(w, f"blk.{layer}.attn_v_b.weight", v, Q.BF16)
+        else:
+            add(w, f"blk.{layer}.{DEEPSEEK[rest]}", values, kind_of(DEEPSEEK[rest], values))
+    finish(w)
+
+
+def older_deepseek2(folder, out):
+    deepseek2(folder, out, split=False)
 
 
 def main():
     models = sys.argv[1]
-    for name, write in (("qwen3_5", qwen35),):
+    twins = (("qwen3_5", qwen35), ("qwen3_next", qwen3next), ("glm4_moe_lite", older_deepseek2), ("deepseek_v3", deepseek2))
+    for name, write in twins:
         write(f"{models}/{name}", f"{models}/gguf/{name}.gguf")
 
 
