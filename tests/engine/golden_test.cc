@@ -180,8 +180,8 @@ TEST_P(TinyGguf, F32EqualsTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, TinyGguf,
-                         ::testing::Values("llama_untied", "qwen3", "gemma3", "qwen3_5", "qwen3_next", "glm4_moe_lite",
-                                           "deepseek_v3"),
+                         ::testing::Values("llama_untied", "qwen3", "gemma3", "qwen3_5", "qwen3_moe", "qwen3_next",
+                                           "glm4_moe_lite", "deepseek_v3"),
                          [](const auto& info) { return info.param; });
 
 // As they are served: integers with a layout of their own by int8 activations, others as bf16, whose error is smaller.

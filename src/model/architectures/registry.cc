@@ -18,6 +18,7 @@ constexpr std::array kHuggingFace = {
     HuggingFaceEntry{"MistralForCausalLM", mistral_from_hugging_face},
     HuggingFaceEntry{"Qwen2ForCausalLM", qwen2_from_hugging_face},
     HuggingFaceEntry{"Qwen3ForCausalLM", qwen3_from_hugging_face},
+    HuggingFaceEntry{"Qwen3MoeForCausalLM", qwen3_moe_from_hugging_face},
     HuggingFaceEntry{"Qwen3_5ForCausalLM", qwen3_5_from_hugging_face},
     HuggingFaceEntry{"Phi3ForCausalLM", phi3_from_hugging_face},
     HuggingFaceEntry{"SmolLM3ForCausalLM", smollm3_from_hugging_face},
@@ -43,15 +44,11 @@ struct GgufEntry {
   Result<ModelSpec> (*make)(const GgufConfig&);
 };
 constexpr std::array kGguf = {
-    GgufEntry{"llama", llama_from_gguf},
-    GgufEntry{"qwen2", qwen2_from_gguf},
-    GgufEntry{"qwen3", qwen3_from_gguf},
-    GgufEntry{"qwen35", qwen3_5_from_gguf},
-    GgufEntry{"phi3", phi3_from_gguf},
-    GgufEntry{"smollm3", smollm3_from_gguf},
-    GgufEntry{"gemma2", gemma2_from_gguf},
-    GgufEntry{"gemma3", gemma3_from_gguf},
-    GgufEntry{"qwen3next", qwen3_next_from_gguf},
+    GgufEntry{"llama", llama_from_gguf},         GgufEntry{"qwen2", qwen2_from_gguf},
+    GgufEntry{"qwen3", qwen3_from_gguf},         GgufEntry{"qwen3moe", qwen3_moe_from_gguf},
+    GgufEntry{"qwen35", qwen3_5_from_gguf},      GgufEntry{"phi3", phi3_from_gguf},
+    GgufEntry{"smollm3", smollm3_from_gguf},     GgufEntry{"gemma2", gemma2_from_gguf},
+    GgufEntry{"gemma3", gemma3_from_gguf},       GgufEntry{"qwen3next", qwen3_next_from_gguf},
     GgufEntry{"deepseek2", deepseek2_from_gguf},
 };
 
