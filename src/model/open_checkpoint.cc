@@ -248,7 +248,11 @@ Result<weights::Checkpoint> open_checkpoint(const std::filesystem::path& path) {
   if (!config) return std::unexpected(config.error());
   const auto schemes = quantisation_schemes(*config);
   if (!schemes) return std::unexpected(schemes.error());
-  if (schemes->empty()) return checkpoint;
+  if (schemes->empty()) {
+    if (auto plain = weights::check_unquantised(*checkpoint->safetensors); !plain)
+      return std::unexpected(plain.error());
+    return checkpoint;
+  }
   auto tensors = weights::QuantisedCheckpoint::open(std::move(checkpoint->tensors), *checkpoint->safetensors, *schemes);
   if (!tensors) return std::unexpected(std::move(tensors.error()));
   checkpoint->tensors = std::move(*tensors);

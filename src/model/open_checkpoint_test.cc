@@ -207,9 +207,9 @@ TEST(OpenCheckpoint, ConfigurationAndTensorsMustAgree) {
                         ErrorKind::kCorruptFile, {".scales", "groups of 64"});
   weights::expect_error(open_with("llama_awq", {{"quantization_config", compressed("pack-quantized", kInt4)}}),
                         ErrorKind::kCorruptFile, {".qweight", "pack-quantized"});
-  const auto plain = open_with("llama_awq", {{"quantization_config", nullptr}});
-  ASSERT_TRUE(plain) << plain.error().message;
-  weights::expect_error(check_names(*make_spec(*plain), *plain->tensors), ErrorKind::kUnsupported, {".scales"});
+  for (const char* quantised : {"llama_awq", "llama_w8a8", "gemma3_fp8"})
+    weights::expect_error(open_with(quantised, {{"quantization_config", nullptr}}), ErrorKind::kCorruptFile,
+                          {"weight", "config.json has no quantization_config"});
 }
 
 }  // namespace

@@ -17,11 +17,6 @@ using Layout = QuantisationScheme::Layout;
 
 constexpr std::array<std::string_view, 3> kIntegers = {".qweight", ".weight_packed", ".weight"};
 
-// What may stand beside the integers of a matrix.
-constexpr std::array<std::string_view, 8> kParts = {".qzeros",       ".scales",           ".g_idx",
-                                                    ".weight_scale", ".weight_scale_inv", ".weight_zero_point",
-                                                    ".weight_shape", ".weight_g_idx"};
-
 // Of activations, keys and values.
 constexpr std::array<std::string_view, 9> kUnread = {".input_scale",       ".input_zero_point", ".output_scale",
                                                      ".output_zero_point", ".q_scale",          ".k_scale",
@@ -29,6 +24,10 @@ constexpr std::array<std::string_view, 9> kUnread = {".input_scale",       ".inp
 
 bool is_unread(std::string_view name) {
   return std::ranges::any_of(kUnread, [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+bool is_part(std::string_view name) {
+  return std::ranges::any_of(kPartSuffixes, [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
 bool is_float(std::string_view format) { return format == "F32" || format == "F16" || format == "BF16"; }
@@ -67,6 +66,21 @@ Result<std::optional<MatrixParts>> find_matrix(const SafetensorsFiles& files, co
 
 }  // namespace
 
+Result<void> check_unquantised(const SafetensorsFiles& files) {
+  for (std::string_view name : files.names()) {
+    const StoredTensor tensor = *files.stored(name);
+    const bool quantised = tensor.format == "I8" || tensor.format.starts_with("F8_");
+    const std::string_view suffix = integers_of(tensor);
+    if (suffix.empty() || (suffix == ".weight" && !quantised)) continue;
+    return fail(ErrorKind::kCorruptFile,
+                fmt::format("tensor {} is {}, a quantised matrix, but config.json has no quantization_config that says "
+                            "how to read it",
+                            in_quotes(name), describe(tensor)),
+                "quantization_config");
+  }
+  return {};
+}
+
 Result<std::unique_ptr<QuantisedCheckpoint>> QuantisedCheckpoint::open(std::unique_ptr<TensorSource> owner,
                                                                        const SafetensorsFiles& files,
                                                                        std::span<const QuantisationScheme> schemes) {
@@ -89,7 +103,7 @@ Result<void> QuantisedCheckpoint::make_matrices(const SafetensorsFiles& files,
     if (!*found) continue;
     const QuantisedMatrix& matrix = *matrices_.emplace_back(std::make_unique<QuantisedMatrix>(**found));
     parts.insert(std::string(name));
-    for (std::string_view part : kParts) parts.insert(module + std::string(part));
+    for (std::string_view part : kPartSuffixes) parts.insert(module + std::string(part));
     made.push_back({{.name = module + ".weight",
                      .format = matrix.format(),
                      .shape = {matrix.rows(), matrix.cols()},
@@ -101,6 +115,12 @@ Result<void> QuantisedCheckpoint::make_matrices(const SafetensorsFiles& files,
                             integers_suffix(schemes.front().layout)),
                 "quantization_config");
 
+  for (std::string_view name : files.names())
+    if (!parts.contains(name) && is_part(name))
+      return fail(ErrorKind::kCorruptFile,
+                  fmt::format("tensor {} is {}, a part of a quantised matrix that is not there", in_quotes(name),
+                              describe(*files.stored(name))),
+                  std::string(name));
   const auto left_out = [&](std::string_view name) { return parts.contains(name) || is_unread(name); };
   for (const Tensor& tensor : files.tensors())
     if (!left_out(tensor.name)) made.push_back({tensor});

@@ -43,4 +43,7 @@ class QuantisedCheckpoint final : public TensorSource {
   TensorIndex index_;
 };
 
+// kCorruptFile, naming the tensor and quantization_config, if there is a quantised matrix among them.
+Result<void> check_unquantised(const SafetensorsFiles& files);
+
 }  // namespace quire::weights

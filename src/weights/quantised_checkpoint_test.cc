@@ -233,6 +233,23 @@ TEST(QuantisedCheckpoint, OfSymmetricAndNotTakeTheOneThatFitsTheZeroPoints) {
   }
 }
 
+TEST(QuantisedCheckpoint, ZeroPointsOfFloatsMayBeZero) {
+  const auto tensors = open_quantised(changed(fp8_parts(), "m.weight_zero_point", {"F8_E4M3", {2, 3}}), {kFp8Blocks});
+  ASSERT_TRUE(tensors) << tensors.error().message;
+  EXPECT_EQ((*tensors)->find("m.weight_zero_point"), nullptr);
+}
+
+TEST(QuantisedCheckpoint, WithoutASchemeNothingMayBeQuantised) {
+  const auto check = [](const Content& content) {
+    const TemporaryFolder folder;
+    write_model(folder, content);
+    return check_unquantised(*open_files(folder.path()));
+  };
+  for (const Content& content : {awq_parts(), gptq_parts(), packed_parts(), int8_parts(), fp8_parts()})
+    expect_error(check(content), kCorruptFile, {"\"m.", "quantization_config"});
+  EXPECT_TRUE(check({{"m.weight", {"BF16", {16, 64}}}, {"m.bias", {"F32", {16}}}, {"m.ids", {"I64", {4}}}}));
+}
+
 TEST(QuantisedCheckpoint, ShapesAreNumbersOfEitherSize) {
   const Written narrow = {"I32", {2}, numbers<int32_t>({16, 64})};
   const auto tensors = open_quantised(changed(packed_parts(), "m.weight_shape", narrow), {kPacked});
@@ -363,6 +380,27 @@ TEST(QuantisedCheckpoint, NameThePartThatIsWrong) {
       {int8_parts(), with(kInt8, [](auto& s) { s.symmetric = false; }), kCorruptFile, {"m.weight_zero_point"}},
       {int8_parts(), kFp8, kCorruptFile, {"float-quantized", ".weight"}},
       {fp8_parts(), kFp8, kCorruptFile, {"m.weight_scale_inv", "[20, 1] would fit"}},
+      {changed(awq_parts(), "m.g_idx", {"I32", {64}}), kAwq, kCorruptFile, {"m.g_idx", "AWQ", "no use for it"}},
+      {changed(gptq_parts(), "m.weight_scale", {"F16", {1}}), kGptq, kCorruptFile, {"m.weight_scale", "no use for it"}},
+      {changed(packed_parts(), "m.scales", {"F16", {1}}), kPacked, kCorruptFile, {"m.scales", "no use for it"}},
+      {changed(int8_parts(), "m.weight_scale_inv", {"F32", {16, 1}}),
+       kInt8,
+       kCorruptFile,
+       {"m.weight_scale_inv", "no use for it", "m.weight_scale"}},
+      {changed(fp8_parts(), "m.weight_scale", {"F32", {2, 3}}),
+       kFp8Blocks,
+       kCorruptFile,
+       {"m.weight_scale", "no use for it", "m.weight_scale_inv"}},
+      {changed(fp8_parts(), "m.weight_zero_point", {"F8_E4M3", {2, 3}, {}, 8}),
+       kFp8Blocks,
+       kCorruptFile,
+       {"m.weight_zero_point", "must be 0"}},
+      {changed(awq_parts(), "n.scales", {"F16", {2, 16}}), kAwq, kCorruptFile, {"n.scales", "not there"}},
+      {changed(gptq_parts(), "n.g_idx", {"I32", {64}}), kGptq, kCorruptFile, {"n.g_idx", "not there"}},
+      {changed(changed(fp8_parts(), "n.weight", {"BF16", {20, 70}}), "n.weight_scale_inv", {"F32", {2, 3}}),
+       kFp8Blocks,
+       kCorruptFile,
+       {"n.weight_scale_inv", "not there"}},
       {changed(fp8_parts(), "m.weight", {"F8_E5M2", {20, 70}}), kFp8Blocks, kCorruptFile, {"m.weight", "F8_E4M3"}},
       {changed(fp8_parts(), "m.weight_scale_inv", {"F32", {2, 2}}),
        kFp8Blocks,

@@ -38,6 +38,7 @@ class Finder {
     if (auto read = read_scales(); !read) return std::unexpected(std::move(read.error()));
     if (auto read = read_zeros(); !read) return std::unexpected(std::move(read.error()));
     if (auto read = read_input_groups(); !read) return std::unexpected(std::move(read.error()));
+    if (auto none = refuse_others(); !none) return std::unexpected(std::move(none.error()));
     return std::move(parts_);
   }
 
@@ -146,8 +147,12 @@ class Finder {
   }
 
   Result<void> read_zeros() {
-    if (scheme().layout == Layout::kFp8) return {};
     const std::string_view suffix = transposed() ? ".qzeros" : ".weight_zero_point";
+    if (scheme().layout == Layout::kFp8) {
+      const auto part = stored(suffix);
+      if (!part || all_zero(*part)) return {};
+      return bad_part(*part, "zero points of floats must be 0");
+    }
     if (scheme().symmetric) {
       const auto part = stored(suffix);
       return part ? check_neutral(*part) : Result<void>();
@@ -229,6 +234,35 @@ class Finder {
                         fmt::format("it puts input {} into group {}, but there are {}", k, group, parts_.groups));
     }
     parts_.input_groups = *part;
+    return {};
+  }
+
+  bool uses(std::string_view suffix) const {
+    using Suffixes = std::initializer_list<std::string_view>;
+    const auto any_of = [&](Suffixes known) { return std::ranges::find(known, suffix) != known.end(); };
+    switch (scheme().layout) {
+      case Layout::kAwq:
+        return any_of({".qzeros", ".scales"});
+      case Layout::kGptq:
+        return any_of({".qzeros", ".scales", ".g_idx"});
+      case Layout::kPacked:
+        return any_of({".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx"});
+      case Layout::kInt8:
+        return any_of({".weight_scale", ".weight_zero_point", ".weight_g_idx"});
+      case Layout::kFp8:
+        return suffix == ".weight_zero_point" || parts_.scales.name.ends_with(suffix);
+    }
+    return false;
+  }
+
+  // A part that nobody reads could have meant other values.
+  Result<void> refuse_others() const {
+    for (const std::string_view suffix : kPartSuffixes) {
+      const auto part = uses(suffix) ? std::nullopt : stored(suffix);
+      if (part)
+        return bad_part(*part, fmt::format("{} ({}, scales in {}) has no use for it", in_quotes(parts_.integers.name),
+                                           describe(scheme()), in_quotes(parts_.scales.name)));
+    }
     return {};
   }
 

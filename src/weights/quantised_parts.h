@@ -7,12 +7,14 @@
 //   kPacked  X.weight_packed [N, K / p rounded up], X.weight_scale, X.weight_shape [2],
 //            X.weight_zero_point [N / p rounded up, G], X.weight_g_idx [K]: as kGptq, of compressed-tensors
 //   kInt8    X.weight I8, X.weight_scale, X.weight_zero_point I8 like the scale, X.weight_g_idx [K]
-//   kFp8     X.weight F8_E4M3, X.weight_scale or X.weight_scale_inv
+//   kFp8     X.weight F8_E4M3, X.weight_scale or X.weight_scale_inv, X.weight_zero_point of zeros
 //
 // G groups of neighbouring inputs share a scale and a zero point, or those inputs to which g_idx gives the same number.
-// Files are not trusted: parts whose dtypes or shapes do not fit together, and groups that there are not, are errors.
+// Files are not trusted: parts whose dtypes or shapes do not fit together, groups that there are not, and parts that a
+// layout has no use for, are errors.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -49,6 +51,11 @@ struct MatrixParts {
   std::optional<StoredTensor> zeros;         // none: symmetric
   std::optional<StoredTensor> input_groups;  // g_idx; none: neighbours are a group
 };
+
+// What may stand beside the integers of a matrix, of any layout.
+inline constexpr std::array<std::string_view, 8> kPartSuffixes = {
+    ".qzeros",       ".scales",      ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_zero_point",
+    ".weight_shape", ".weight_g_idx"};
 
 // What the name of a matrix's integers ends with: ".qweight" for kGptq.
 std::string_view integers_suffix(QuantisationScheme::Layout layout);
