@@ -49,12 +49,7 @@ std::vector<Line> lines_of(const exec::StepProfile& profile, const MachinePeaks&
 }  // namespace
 
 std::string profile_table(const exec::StepProfile& profile, const MachinePeaks& peaks) {
-  std::string text = fmt::format("{:>12}  peaks: {:.1f} GB/s of memory, {:.0f} of cache", "", peaks.bytes / 1e9,
-                                 peaks.cached_bytes / 1e9);
-  for (size_t u = 0; u < kernels::kUnits; ++u)
-    if (peaks.operations[u] > 0)
-      text += fmt::format(", {} {:.0f}", name_of(static_cast<kernels::Unit>(u)), peaks.operations[u] / 1e9);
-  text += fmt::format(" Gop/s; steps: {}\n", profile.steps());
+  std::string text = fmt::format("{:>14}peaks: {}; steps: {}\n", "", describe(peaks), profile.steps());
   text += fmt::format("{:>14}{:<22}{:>9}{:>8}{:>10}{:>10}{:>8}{:>8}{:>10}\n", "", "", "ms", "share", "MB", "Mop",
                       "GB/s", "Gop/s", "roofline");
   for (const Line& line : lines_of(profile, peaks)) {

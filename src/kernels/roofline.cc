@@ -1,5 +1,7 @@
 #include "kernels/roofline.h"
 
+#include <fmt/format.h>
+
 #include <numeric>
 
 #include "kernels/attention_kernels.h"
@@ -22,6 +24,14 @@ Unit attention_unit(const KernelTable& table, DType dtype, int rows) {
   if (dtype != DType::kBF16) return Unit::kF32;
   const int least = table.attention->bf16.least_tile_rows;
   return least > 0 && rows >= least ? Unit::kTileBF16 : Unit::kBF16;
+}
+
+std::string describe(const MachinePeaks& peaks) {
+  std::string text = fmt::format("{:.1f} GB/s of memory, {:.0f} of cache", peaks.bytes / 1e9, peaks.cached_bytes / 1e9);
+  for (size_t u = 0; u < kUnits; ++u)
+    if (peaks.operations[u] > 0)
+      text += fmt::format(", {} {:.0f}", name_of(static_cast<Unit>(u)), peaks.operations[u] / 1e9);
+  return text + " Gop/s";
 }
 
 Work& Work::operator+=(const Work& other) {

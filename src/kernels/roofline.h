@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "base/dtype.h"
@@ -33,6 +34,9 @@ struct MachinePeaks {
   double cached_bytes = 0;      // a second, read from and written to each core's own cache
   UnitNumbers operations = {};  // a second; 0: not known
 };
+
+// "20.1 GB/s of memory, 90 of cache, f32 160, int8 620 Gop/s"
+std::string describe(const MachinePeaks& peaks);
 
 // What something reads and writes, each byte once, and computes.
 struct Work {

@@ -1,8 +1,8 @@
 // Times paged attention: attention_bench [prefill] [decode] [shared] [--isa NAME].
 //
-// Prefill in GF/s of the visible keys beside the peak of vdpbf16ps or FMA chains in the same run; decode in GB/s of K
-// and V, from caches that exceed the last level. Every figure is the best of several rounds. On one thread its own time
-// counts, so that a busy machine disturbs less.
+// Prefill in GF/s of the visible keys; decode in GB/s of K and V, from caches that exceed the second level many times
+// over. Every figure is the best of several rounds; behind it stands the share of what the peaks, probed at the start,
+// allow. On one thread its own time counts, so that a busy machine disturbs less.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,6 +17,8 @@
 #include "base/buffer.h"
 #include "base/cpu.h"
 #include "kernels/attention.h"
+#include "kernels/probe.h"
+#include "kernels/roofline.h"
 
 namespace quire::kernels {
 namespace {
@@ -29,6 +31,16 @@ double seconds(bool own) {
   clock_gettime(own ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
+
+constexpr int kThreads[] = {1, 2};
+
+struct Machine {
+  KernelTable table;
+  MachinePeaks peaks[std::size(kThreads)];
+
+  // In percent: what the peaks of kThreads[i] allow, by the time.
+  double share(size_t i, const Work& work, double time) const { return 100 * roof_of(work, peaks[i]).seconds / time; }
+};
 
 struct Heads {
   int head_dim;
@@ -102,28 +114,33 @@ std::string name(const Heads& h) {
   return fmt::format("D={:<3} kv heads {} group {}", h.head_dim, h.kv_heads, h.group);
 }
 
-void prefill(const KernelTable& table, const Heads& heads, int tokens, int window) {
+void prefill(const Machine& machine, const Heads& heads, int tokens, int window) {
   const int page = 64;
-  Bench bench(table, heads, page, window, tokens / page, 1);
+  Bench bench(machine.table, heads, page, window, tokens / page, 1);
   double seen = 0;
   for (int t = 0; t < tokens; t++) seen += window > 0 ? std::min(window, t + 1) : t + 1;
-  const double gigaflops = 4.0 * heads.head_dim * heads.kv_heads * heads.group * seen / 1e9;
+  const double operations = 4.0 * heads.head_dim * heads.kv_heads * heads.group * seen;
+  const Unit unit = attention_unit(machine.table, DType::kBF16, tokens * heads.group);
+  const Work work = {.operations = operations_of(unit, operations)};
   std::string line = fmt::format("prefill {} tokens {:4} window {:3} |", name(heads), tokens, window);
-  for (const int threads : {1, 2}) {
+  for (size_t i = 0; i < std::size(kThreads); i++) {
+    const int threads = kThreads[i];
     const double t = bench.best(threads, tokens, [&](int) {
       return std::vector<AttentionSequence>{{.pages = bench.pages(), .first_row = 0, .num_rows = tokens}};
     });
-    line += fmt::format(" {} thread{} {:6.1f} GF/s", threads, threads > 1 ? "s" : "", gigaflops / t);
+    line += fmt::format(" {} thread{} {:6.1f} GF/s ({:.0f}%)", threads, threads > 1 ? "s" : "", operations / t / 1e9,
+                        machine.share(i, work, t));
   }
   fmt::print("{}\n", line);
 }
 
-void decode(const KernelTable& table, const Heads& heads, int depth, int page) {
+void decode(const Machine& machine, const Heads& heads, int depth, int page) {
   const size_t bytes = static_cast<size_t>(depth * heads.head_dim * heads.kv_heads) * 4;
   const int layers = std::max(2, static_cast<int>(kCacheBytes / bytes)), layer_pages = (depth + page) / page;
-  Bench bench(table, heads, page, 0, layer_pages, layers);
+  Bench bench(machine.table, heads, page, 0, layer_pages, layers);
   std::string line = fmt::format("decode  {} depth {:5} page {:2} |", name(heads), depth, page);
-  for (const int threads : {1, 2}) {
+  for (size_t i = 0; i < std::size(kThreads); i++) {
+    const int threads = kThreads[i];
     const double t = bench.best(threads, 1, [&](int layer) {
       return std::vector<AttentionSequence>{
           {.pages = std::span(bench.pages()).subspan(static_cast<size_t>(layer * layer_pages)),
@@ -131,8 +148,9 @@ void decode(const KernelTable& table, const Heads& heads, int depth, int page) {
            .num_rows = 1,
            .first_position = depth - 1}};
     });
-    line += fmt::format(" {} thread{} {:5.1f} GB/s {:7.1f} us", threads, threads > 1 ? "s" : "",
-                        static_cast<double>(bytes) / t / 1e9, t * 1e6);
+    line += fmt::format(" {} thread{} {:5.1f} GB/s ({:.0f}%) {:7.1f} us", threads, threads > 1 ? "s" : "",
+                        static_cast<double>(bytes) / t / 1e9,
+                        machine.share(i, {.bytes = static_cast<double>(bytes)}, t), t * 1e6);
   }
   fmt::print("{}\n", line);
 }
@@ -157,7 +175,7 @@ void shared(const KernelTable& table, const Heads& heads) {
         }
       }
     line += together ? " shared" : " apart";
-    for (const int threads : {1, 2}) {
+    for (const int threads : kThreads) {
       const double t = bench.best(threads, kSequences, [&](int layer) {
         std::vector<AttentionSequence> sequences;
         for (int s = 0; s < kSequences; s++)
@@ -204,13 +222,25 @@ int main_of(int argc, char** argv) {
     fmt::print(stderr, "{}\n", table.error().message);
     return 2;
   }
+  Machine machine{.table = *table, .peaks = {}};
+  for (size_t i = 0; i < std::size(kThreads); i++) {
+    ThreadPool pool(kThreads[i]);
+    Allocator allocator;
+    const auto peaks = probe_peaks(*table, pool, allocator);
+    if (!peaks) {
+      fmt::print(stderr, "{}\n", peaks.error().message);
+      return 2;
+    }
+    machine.peaks[i] = *peaks;
+    fmt::print("peaks of {} thread{}: {}\n", kThreads[i], kThreads[i] > 1 ? "s" : "", describe(*peaks));
+  }
   const auto wanted = [&](const char* name) { return what.empty() || std::ranges::find(what, name) != what.end(); };
   for (const Heads& heads : kHeads) {
     if (wanted("prefill"))
       for (const auto& [tokens, window] : {std::pair{512, 0}, {2048, 0}, {2048, 512}, {2048, 128}})
-        prefill(*table, heads, tokens, window);
+        prefill(machine, heads, tokens, window);
     if (wanted("decode"))
-      for (const int depth : {512, 2048, 8192}) decode(*table, heads, depth, 64);
+      for (const int depth : {512, 2048, 8192}) decode(machine, heads, depth, 64);
     if (wanted("shared")) shared(*table, heads);
   }
   if (wanted("overheads")) overheads(*table);

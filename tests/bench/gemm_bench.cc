@@ -2,7 +2,8 @@
 // N] [--without-amx].
 //
 // Weights are copied until they exceed the second-level caches many times over, so that few rows measure memory. Each
-// figure is the best of several rounds, and includes reading the activations but not preparing them.
+// figure is the best of several rounds, and includes reading the activations but not preparing them. Behind it stands
+// the share of what the machine allows: the weights' bytes and the operations at the peaks probed at the start.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +14,8 @@
 #include <vector>
 
 #include "kernels/gemm.h"
+#include "kernels/probe.h"
+#include "kernels/roofline.h"
 
 namespace quire::kernels {
 namespace {
@@ -65,7 +68,8 @@ double best_time(const KernelTable& table, const std::vector<PackedMatrix>& copi
   return best;
 }
 
-void bench(const KernelTable& table, WeightFormat format, const Shape& shape, ThreadPool& pool) {
+void bench(const KernelTable& table, WeightFormat format, const Shape& shape, ThreadPool& pool,
+           const MachinePeaks& peaks) {
   std::mt19937 rng(1);
   Allocator allocator;
   const auto file = random_file(format, shape, rng);
@@ -91,40 +95,21 @@ void bench(const KernelTable& table, WeightFormat format, const Shape& shape, Th
 
   fmt::print("{:5} {:8} {:5} x {:4}:", weights::format_info(format).name, shape.name, shape.n, shape.k);
   for (int rows : kRows) {
-    a.reshape(table, activation_kind(copies[0].layout()), rows, shape.k);
+    const ActivationKind kind = activation_kind(copies[0].layout());
+    a.reshape(table, kind, rows, shape.k);
     a.set_rows(table, x.data(), static_cast<size_t>(shape.k), 0, rows);
     const double time = best_time(table, copies, a, out, pool);
+    const double bytes = static_cast<double>(copies[0].bytes()), operations = 2.0 * rows * shape.n * shape.k;
+    const Work work = {.bytes = bytes, .operations = operations_of(unit_of(table, kind, rows), operations)};
     if (rows == 1) {
-      fmt::print("  M=1 {:5.1f} GB/s", static_cast<double>(copies[0].bytes()) / time / 1e9);
+      fmt::print("  M=1 {:5.1f} GB/s", bytes / time / 1e9);
     } else {
-      fmt::print("  {} {:4.0f}", rows, 2.0 * rows * shape.n * shape.k / time / 1e9);
+      fmt::print("  {} {:4.0f}", rows, operations / time / 1e9);
     }
+    fmt::print(" ({:.0f}%)", 100 * roof_of(work, peaks).seconds / time);
   }
   fmt::print(" GOP/s\n");
   std::fflush(stdout);
-}
-
-// What one activation row costs to prepare.
-void bench_rows(const KernelTable& table) {
-  constexpr int kInputs = 1536;
-  constexpr int kRepeats = 2000;
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(kInputs);
-  for (float& value : x) value = normal(rng);
-  Allocator allocator;
-  Activations a;
-  if (!a.reserve(1, kInputs, allocator)) return;
-  for (ActivationKind kind : {ActivationKind::kBF16, ActivationKind::kInt8}) {
-    a.reshape(table, kind, 1, kInputs);
-    double best = INFINITY;
-    for (int round = 0; round < kRounds; round++) {
-      const double start = seconds(true);
-      for (int i = 0; i < kRepeats; i++) a.set_row(table, x.data(), 0);
-      best = std::min(best, (seconds(true) - start) / kRepeats);
-    }
-    fmt::print("row of {} to {}: {:.0f} ns\n", kInputs, kind == ActivationKind::kBF16 ? "bf16" : "int8", best * 1e9);
-  }
 }
 
 int run(const std::vector<std::string>& args) {
@@ -147,8 +132,10 @@ int run(const std::vector<std::string>& args) {
   const auto table = kernel_table(*isa, cpu);
   if (!table) return fmt::print("{}\n", table.error().message), 2;
   ThreadPool pool(threads);
-  fmt::print("{}, {} threads\n", name_of(*isa), threads);
-  bench_rows(*table);
+  Allocator allocator;
+  const auto peaks = probe_peaks(*table, pool, allocator);
+  if (!peaks) return fmt::print("{}\n", peaks.error().message), 2;
+  fmt::print("{}, {} threads; peaks: {}\n", describe(*table), threads, describe(*peaks));
   const auto is_wanted = [&](const char* name) { return std::ranges::find(wanted, name) != wanted.end(); };
   const bool all_shapes = std::ranges::none_of(kShapes, is_wanted, &Shape::name);
   const bool all_formats = wanted.empty() || std::ranges::all_of(wanted, [](const std::string& name) {
@@ -160,7 +147,7 @@ int run(const std::vector<std::string>& args) {
     if (!all_formats && !is_wanted(info.name)) continue;
     for (const Shape& shape : kShapes) {
       if (!all_shapes && !is_wanted(shape.name)) continue;
-      if (shape.k % (info.block_elements * shape.slices) == 0) bench(*table, format, shape, pool);
+      if (shape.k % (info.block_elements * shape.slices) == 0) bench(*table, format, shape, pool, *peaks);
     }
   }
   return 0;
