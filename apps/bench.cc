@@ -208,6 +208,7 @@ Result<std::unique_ptr<engine::Core>> load(const BenchFlags& flags, const std::v
 int bench(const BenchFlags& flags) {
   auto core = load(flags, tests_of(flags));
   if (!core) return report(core.error());
+  (*core)->model().pool->pin_caller();
   Runner runner(**core);
   std::vector<Figure> figures;
   const auto add = [&](const std::string& name, int requests, int prompt, int generated) {

@@ -115,6 +115,8 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
       ->check(integer(engine::kStepMilliseconds));
   app.add_option("--threads", o.threads, "Threads that compute; default, and 0: the physical cores allowed")
       ->check(integer(engine::kThreads));
+  app.add_option("--cpu-affinity", o.cpu_affinity,
+                 "CPUs that the threads are pinned to: auto, or a list like 0-3,8; default: none");
   app.add_flag("--check-integrity", o.check_integrity, "Check the cache after every step (slow)");
 }
 
@@ -210,10 +212,10 @@ Result<void> check(const BenchFlags& flags) {
 
 Error in_flags(Error error, std::string_view size_flag) {
   constexpr std::string_view kOptions[] = {
-      "dtype",           "quantization",          "lm_head_quantization",
-      "max_model_len",   "kv_cache_memory_bytes", "block_size",
-      "kv_cache_layout", "enable_prefix_caching", "disable_hybrid_kv_cache_manager",
-      "max_num_seqs",    "max_num_batched_tokens"};
+      "dtype",           "quantization",           "lm_head_quantization",
+      "max_model_len",   "kv_cache_memory_bytes",  "block_size",
+      "kv_cache_layout", "enable_prefix_caching",  "disable_hybrid_kv_cache_manager",
+      "max_num_seqs",    "max_num_batched_tokens", "cpu_affinity"};
   if (std::ranges::find(kOptions, error.param) == std::end(kOptions)) return error;
   const auto flag_of = [&](std::string_view option) {
     if (option == "kv_cache_memory_bytes") return std::string(size_flag);

@@ -75,7 +75,8 @@ struct EngineOptions {
   int max_waiting_requests = 1024;
   bool priority_scheduling = false;          // Request::priority decides who runs, and who is preempted
   std::chrono::milliseconds step_time{100};  // aim for a step while others decode
-  int threads = 0;                           // 0: physical cores allowed
+  int threads = 0;                           // 0: physical cores allowed, or one for each CPU of a list in cpu_affinity
+  std::string cpu_affinity = {};             // "auto", or a list of CPUs ("0-3,8") for the threads; empty: not pinned
   bool check_integrity = false;              // walk the cache after every step
   // Loading progress from 0 to 1, on the calling thread.
   std::function<void(double)> progress = {};

@@ -1,6 +1,5 @@
 #include "base/cpu.h"
 
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,9 +8,10 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
-#include <set>
 #include <sstream>
 #include <string>
+
+#include "base/topology.h"
 
 namespace quire {
 namespace {
@@ -145,17 +145,8 @@ Result<Isa> choose_isa([[maybe_unused]] const CpuFeatures& cpu) {
 }
 
 int usable_cores() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 1;
-  std::set<std::string> cores;  // one entry a physical core: its list of hardware threads
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed)) continue;
-    const std::string id = "/sys/devices/system/cpu/cpu" + std::to_string(cpu);
-    const std::string siblings = read_line(id + "/topology/thread_siblings_list");
-    cores.insert(siblings.empty() ? id : siblings);
-  }
-  size_t count = std::max<size_t>(1, cores.size());
+  const auto cores = count_cores(read_topology("/sys/devices/system", allowed_cpus()));
+  size_t count = std::max<size_t>(1, static_cast<size_t>(cores));
   for_each_cgroup([&](const std::string& dir) {
     std::istringstream line(read_line(dir + "/cpu.max"));
     std::string quota, period;

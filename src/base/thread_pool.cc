@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/topology.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -111,12 +112,21 @@ struct ThreadPool::Shared {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : size_(threads), shared_(std::make_unique<Shared>()) {
+ThreadPool::ThreadPool(int threads) : ThreadPool(threads, {}) {}
+
+ThreadPool::ThreadPool(std::vector<int> cpus) : ThreadPool(static_cast<int>(cpus.size()), cpus) {}
+
+ThreadPool::ThreadPool(int threads, std::vector<int> cpus)
+    : size_(threads), cpus_(std::move(cpus)), shared_(std::make_unique<Shared>()) {
   QUIRE_CHECK(threads >= 1);
   shared_->parts = std::vector<Shared::Part>(static_cast<size_t>(threads));
   try {
     for (int worker = 1; worker < threads; ++worker)
-      shared_->helpers.emplace_back([this, worker] { shared_->help(worker); });
+      shared_->helpers.emplace_back([this, worker] {
+        // Where the system refuses, workers run as they would without.
+        if (!cpus_.empty()) pin_thread(cpus_[static_cast<size_t>(worker)]);
+        shared_->help(worker);
+      });
   } catch (const std::system_error&) {
     size_ = static_cast<int>(shared_->helpers.size()) + 1;
   }
@@ -126,6 +136,10 @@ ThreadPool::~ThreadPool() {
   shared_->stop.store(true, std::memory_order_release);
   shared_->start_generation();
   for (auto& helper : shared_->helpers) helper.join();
+}
+
+void ThreadPool::pin_caller() const {
+  if (!cpus_.empty()) pin_thread(cpus_.front());
 }
 
 void ThreadPool::run_inline_setup() { set_flush_denormals(); }

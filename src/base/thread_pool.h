@@ -12,6 +12,7 @@
 #include <memory>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace quire {
 
@@ -22,11 +23,15 @@ class ThreadPool {
  public:
   // `threads` >= 1 workers, the caller included; fewer if the system gives no more threads.
   explicit ThreadPool(int threads);
+  // One worker for each of these CPUs, at least one. Helpers are pinned to theirs at once.
+  explicit ThreadPool(std::vector<int> cpus);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return size_; }
+  // Pins the calling thread to the CPU of worker 0, which it is to be from now on; nothing without CPUs.
+  void pin_caller() const;
 
   // Calls f(worker) once for each worker = 0..size()-1, on as many threads as are free, and returns when all have
   // returned.
@@ -81,8 +86,11 @@ class ThreadPool {
   void reset_pieces();
   int take_piece(int share);
 
+  ThreadPool(int threads, std::vector<int> cpus);
+
   struct Shared;
   int size_;
+  std::vector<int> cpus_;  // one a worker, or none
   std::unique_ptr<Shared> shared_;
 };
 

@@ -28,7 +28,10 @@ class Engine::Impl {
   Impl(std::unique_ptr<engine::Core> core, const EngineOptions& options)
       : core_(std::move(core)), info_(core_->info()), max_waiting_(options.max_waiting_requests) {
     stats_ = core_->stats();
-    thread_ = std::thread([this] { run(); });
+    thread_ = std::thread([this] {
+      core_->model().pool->pin_caller();
+      run();
+    });
   }
 
   ~Impl() {

@@ -6,6 +6,7 @@
 
 #include "base/cpu.h"
 #include "base/log.h"
+#include "base/topology.h"
 #include "model/architectures/architectures.h"
 #include "model/open_checkpoint.h"
 #include "model/quantise.h"
@@ -131,6 +132,19 @@ std::string notice_of(const model::QuantisationPlan& plan) {
   return fmt::format("{} matrices stay as they are, since their rows are not whole groups of {}: {}{}",
                      plan.kept.size(), weights::kQuantisedBlock, plan.kept.front(),
                      plan.kept.size() > 1 ? " and others" : "");
+}
+
+Result<std::unique_ptr<ThreadPool>> make_pool(const EngineOptions& options) {
+  int threads = options.threads > 0 ? options.threads : usable_cores();
+  if (options.cpu_affinity.empty()) return std::make_unique<ThreadPool>(threads);
+  if (options.threads == 0 && options.cpu_affinity != "auto") {
+    const auto list = parse_cpu_list(options.cpu_affinity);
+    if (!list) return std::unexpected(list.error());
+    threads = static_cast<int>(list->size());
+  }
+  auto cpus = place_workers(options.cpu_affinity, threads, read_topology("/sys/devices/system", allowed_cpus()));
+  if (!cpus) return std::unexpected(cpus.error());
+  return std::make_unique<ThreadPool>(std::move(*cpus));
 }
 
 size_t default_cache_bytes(size_t weight_bytes) {
@@ -280,7 +294,9 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const we
   if (!table) return std::unexpected(table.error());
   loaded->kernels = *table;
   if (auto tested = kernels::self_test(loaded->kernels); !tested) return std::unexpected(tested.error());
-  loaded->pool = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
+  auto pool = make_pool(options);
+  if (!pool) return std::unexpected(pool.error());
+  loaded->pool = std::move(*pool);
 
   auto model = model::load_weights(std::move(outline.spec), tensors, outline.profile,
                                    {loaded->allocator, *loaded->pool, options.progress});

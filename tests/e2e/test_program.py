@@ -1,9 +1,11 @@
 """The program as a user meets it: what it says, and how it ends, when it cannot start; models without a tokenizer."""
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 from tiny import FLAGS, TINY, wait_until_idle
@@ -76,6 +78,31 @@ def test_a_number_out_of_range(flag):
 ], ids=str)  # fmt: skip
 def test_flags_that_contradict_each_other_or_their_values(flags, word):
     assert_one_clear_line(run("serve", TINY, *flags), word)
+
+
+@pytest.mark.parametrize("value, word", [
+    ("0,0", "twice"), ("4095", "neither a CPU"), ("1023", "CPU 1023 is not one"), ("0-", "0-3,8"), ("x", "0-3,8"), (",", "0-3,8"),
+], ids=str)  # fmt: skip
+def test_cpus_that_there_are_not(value, word):
+    assert_one_clear_line(run("bench", TINY, "-p", 16, "-n", 0, "--cpu-affinity", value), "--cpu-affinity", word)
+
+
+def test_threads_run_where_they_are_pinned():
+    cpu = min(os.sched_getaffinity(0))
+    assert_one_clear_line(run("bench", TINY, "-p", 16, "-n", 0, "--cpu-affinity", cpu, "--threads", 2), "--cpu-affinity", "2 threads")
+    with QuireServer(TINY, *FLAGS, "--cpu-affinity", cpu) as server:
+        server.post("/v1/completions", {"prompt": [3, 4], "max_tokens": 2})
+        pinned = [f"{cpu}" == allowed for allowed in allowed_lists(server)]
+    # The engine's thread, and no other where there is one CPU to run on.
+    assert any(pinned)
+    if len(os.sched_getaffinity(0)) > 1:
+        assert not all(pinned)
+
+
+def allowed_lists(server):
+    """The CPUs that each thread of the server may run on, as Linux writes them."""
+    for status in Path(f"/proc/{server.process.pid}/task").glob("*/status"):
+        yield re.search(r"^Cpus_allowed_list:\t(.*)$", status.read_text(), re.M)[1]
 
 
 @pytest.mark.parametrize("flags, word", [
