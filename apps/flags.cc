@@ -80,6 +80,9 @@ struct FlagTexts {
 
 void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_option("MODEL,--model", o.model, "A folder in Hugging Face format, or a .gguf file")->required();
+  app.add_option("--hf-config-path", o.hf_config_path,
+                 "A config.json, or a folder with one, instead of the model's own");
+  app.add_option("--hf-overrides", o.hf_overrides, "A JSON object that is merged into the model's configuration");
   app.add_option("--dtype", t.dtype, "Numeric profile: auto, float32, bfloat16 or q8 (quantised files)")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "q8"}));
   app.add_option("--quantization", t.quantization,
@@ -211,11 +214,20 @@ Result<void> check(const BenchFlags& flags) {
 }  // namespace
 
 Error in_flags(Error error, std::string_view size_flag) {
-  constexpr std::string_view kOptions[] = {
-      "dtype",           "quantization",           "lm_head_quantization",
-      "max_model_len",   "kv_cache_memory_bytes",  "block_size",
-      "kv_cache_layout", "enable_prefix_caching",  "disable_hybrid_kv_cache_manager",
-      "max_num_seqs",    "max_num_batched_tokens", "cpu_affinity"};
+  constexpr std::string_view kOptions[] = {"hf_config_path",
+                                           "hf_overrides",
+                                           "dtype",
+                                           "quantization",
+                                           "lm_head_quantization",
+                                           "max_model_len",
+                                           "kv_cache_memory_bytes",
+                                           "block_size",
+                                           "kv_cache_layout",
+                                           "enable_prefix_caching",
+                                           "disable_hybrid_kv_cache_manager",
+                                           "max_num_seqs",
+                                           "max_num_batched_tokens",
+                                           "cpu_affinity"};
   if (std::ranges::find(kOptions, error.param) == std::end(kOptions)) return error;
   const auto flag_of = [&](std::string_view option) {
     if (option == "kv_cache_memory_bytes") return std::string(size_flag);

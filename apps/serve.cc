@@ -53,7 +53,7 @@ Result<std::string> read_template(const std::string& argument) {
 
 // Tokenizer and template of the model, with the template replaced by flags.chat_template, its text, if there is one.
 TextResult load_model_text(const ServeFlags& flags) {
-  auto checkpoint = weights::open_checkpoint(flags.engine.model);
+  auto checkpoint = weights::open_checkpoint(flags.engine.model, flags.engine.hf_config_path);
   if (!checkpoint) return std::unexpected(checkpoint.error());
   auto text = checkpoint->gguf != nullptr ? text::load_text(*checkpoint->gguf) : text::load_text(checkpoint->path);
   if (!text || !*text || flags.chat_template.empty()) return text;
@@ -155,7 +155,7 @@ int load_and_serve(const ServeFlags& flags, const api::SamplingDefaults& default
 int serve(const ServeFlags& given) {
   ServeFlags flags = given;
   // Contradictions, a wrong model and a wrong template file end here, before the port is taken.
-  auto checkpoint = weights::open_checkpoint(flags.engine.model);
+  auto checkpoint = weights::open_checkpoint(flags.engine.model, flags.engine.hf_config_path);
   if (!checkpoint) return report(checkpoint.error());
   auto defaults = sampling_defaults(flags, *checkpoint);
   if (!defaults) return report(defaults.error());

@@ -59,8 +59,10 @@ constexpr std::string_view name_of(LmHeadQuantization quantization) {
 }
 
 struct EngineOptions {
-  std::filesystem::path model = {};     // a folder in Hugging Face format or a .gguf file
-  std::optional<Profile> profile = {};  // default: by the checkpoint and `quantization`
+  std::filesystem::path model = {};           // a folder in Hugging Face format or a .gguf file
+  std::filesystem::path hf_config_path = {};  // instead of the folder's config.json: a file, or a folder with one
+  std::string hf_overrides = {};              // a JSON object that is merged into the configuration
+  std::optional<Profile> profile = {};        // default: by the checkpoint and `quantization`
   Quantization quantization = Quantization::kNone;
   LmHeadQuantization lm_head_quantization = LmHeadQuantization::kAuto;
   std::optional<int64_t> max_model_len = {};  // tokens; default: the model's, lowered to what fits; given: must fit

@@ -221,7 +221,7 @@ Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const E
 }
 
 Result<OpenedModel> open_model(const EngineOptions& options) {
-  auto checkpoint = model::open_checkpoint(options.model);
+  auto checkpoint = model::open_checkpoint(options.model, {options.hf_config_path, options.hf_overrides});
   if (!checkpoint) return std::unexpected(checkpoint.error());
   auto spec = model::make_spec(*checkpoint);
   if (!spec) return std::unexpected(spec.error());

@@ -259,8 +259,31 @@ Result<std::vector<TokenId>> HuggingFaceConfig::end_tokens(int vocab_size) const
   return tokens;
 }
 
+Result<std::string> with_overrides(std::string_view config_json, std::string_view overrides) {
+  auto config = parse_object(config_json, "config.json");
+  if (!config) return std::unexpected(config.error());
+  auto changes = parse_object(overrides, "hf_overrides");
+  if (!changes) return fail(ErrorKind::kInvalidRequest, std::move(changes.error().message), "hf_overrides");
+  config->update(*changes, true);
+  return config->dump();
+}
+
 GgufConfig::GgufConfig(const weights::GgufFile& file, std::string architecture)
     : file_(file), architecture_(std::move(architecture)) {}
+
+std::string GgufConfig::full(std::string_view key) const {
+  asked_.emplace(key);
+  return architecture_ + "." + std::string(key);
+}
+
+std::vector<std::string> GgufConfig::not_asked_for() const {
+  const std::string prefix = architecture_ + ".";
+  std::vector<std::string> keys;
+  for (std::string_view key : file_.keys())
+    if (key.starts_with(prefix) && !asked_.contains(key.substr(prefix.size())))
+      keys.emplace_back(key.substr(prefix.size()));
+  return keys;
+}
 
 bool GgufConfig::has(std::string_view key) const { return file_.has(full(key)); }
 

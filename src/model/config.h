@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -76,16 +77,24 @@ class GgufConfig {
   Result<bool> boolean_or(std::string_view key, bool fallback) const;
   Result<std::string> string_or(std::string_view key, std::string fallback) const;
 
+  // The keys of the architecture that none of the above was called for.
+  std::vector<std::string> not_asked_for() const;
+
   // The tokenizer's end tokens: eos and eot ids, all below `vocab_size`, and tokens that are known to end a turn by
   // their text.
   Result<std::vector<TokenId>> end_tokens(int vocab_size) const;
   Result<int> vocab_size() const;
 
  private:
-  std::string full(std::string_view key) const { return architecture_ + "." + std::string(key); }
+  std::string full(std::string_view key) const;
   const weights::GgufFile& file_;
   std::string architecture_;
+  mutable std::set<std::string, std::less<>> asked_;  // without the prefix
 };
+
+// The text of config.json with `overrides`, a JSON object, put into it: objects are merged, everything else replaced,
+// also by null. kInvalidRequest names hf_overrides, kCorruptFile is the configuration's fault.
+Result<std::string> with_overrides(std::string_view config_json, std::string_view overrides);
 
 // For reading many values: moves that of `result` to `to`, or keeps the first error in `error`.
 template <class T, class U>

@@ -241,9 +241,18 @@ Schemes quantisation_schemes(const HuggingFaceConfig& config) {
               section.key("quant_method"));
 }
 
-Result<weights::Checkpoint> open_checkpoint(const std::filesystem::path& path) {
-  auto checkpoint = weights::open_checkpoint(path);
-  if (!checkpoint || checkpoint->safetensors == nullptr) return checkpoint;
+Result<weights::Checkpoint> open_checkpoint(const std::filesystem::path& path, const ConfigSource& source) {
+  auto checkpoint = weights::open_checkpoint(path, source.path);
+  if (!checkpoint) return checkpoint;
+  if (!source.overrides.empty()) {
+    if (checkpoint->gguf != nullptr)
+      return fail(ErrorKind::kInvalidRequest, "hf_overrides is of no use with GGUF, which has no config.json",
+                  "hf_overrides");
+    auto config = with_overrides(checkpoint->config_json, source.overrides);
+    if (!config) return std::unexpected(config.error());
+    checkpoint->config_json = std::move(*config);
+  }
+  if (checkpoint->safetensors == nullptr) return checkpoint;
   const auto config = HuggingFaceConfig::parse(checkpoint->config_json, checkpoint->generation_config_json);
   if (!config) return std::unexpected(config.error());
   const auto schemes = quantisation_schemes(*config);

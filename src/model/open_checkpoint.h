@@ -19,7 +19,14 @@ namespace quire::model {
 // kCorruptFile name the key.
 Result<std::vector<weights::QuantisationScheme>> quantisation_schemes(const HuggingFaceConfig& config);
 
-// weights::open_checkpoint(), with quantised matrices as tensors like others.
-Result<weights::Checkpoint> open_checkpoint(const std::filesystem::path& path);
+// What is read instead of a folder's config.json, and what is then put into it; empty: nothing.
+struct ConfigSource {
+  std::filesystem::path path = {};
+  std::string overrides = {};  // a JSON object, see with_overrides()
+};
+
+// weights::open_checkpoint(), with quantised matrices as tensors like others. kInvalidRequest names hf_config_path or
+// hf_overrides.
+Result<weights::Checkpoint> open_checkpoint(const std::filesystem::path& path, const ConfigSource& source = {});
 
 }  // namespace quire::model

@@ -40,14 +40,15 @@ Result<Checkpoint> open_gguf(const fs::path& path) {
   return checkpoint;
 }
 
-Result<Checkpoint> open_hugging_face(const fs::path& folder) {
+Result<Checkpoint> open_hugging_face(const fs::path& folder, const fs::path& config_path) {
   Checkpoint checkpoint;
   checkpoint.kind = Checkpoint::Kind::kHuggingFace;
   checkpoint.path = folder;
-  auto config = read_config(folder / "config.json");
+  const fs::path& chosen = config_path.empty() ? folder : config_path;
+  std::error_code ignored;
+  auto config = read_config(fs::is_directory(chosen, ignored) ? chosen / "config.json" : chosen);
   if (!config) return std::unexpected(std::move(config.error()));
   checkpoint.config_json = std::move(*config);
-  std::error_code ignored;
   if (fs::exists(folder / "generation_config.json", ignored)) {
     auto generation = read_config(folder / "generation_config.json");
     if (!generation) return std::unexpected(std::move(generation.error()));
@@ -77,12 +78,12 @@ std::vector<std::string> gguf_models(const fs::path& folder, std::error_code& er
   return names;
 }
 
-Result<Checkpoint> open_folder(const fs::path& folder) {
+Result<Checkpoint> open_folder(const fs::path& folder, const fs::path& config) {
   std::error_code ignored;
-  const bool has_config = fs::exists(folder / "config.json", ignored);
+  const bool has_config = !config.empty() || fs::exists(folder / "config.json", ignored);
   const bool has_safetensors =
       fs::exists(folder / "model.safetensors", ignored) || fs::exists(folder / "model.safetensors.index.json", ignored);
-  if (has_config && has_safetensors) return open_hugging_face(folder);
+  if (has_config && has_safetensors) return open_hugging_face(folder, config);
 
   std::error_code error;
   const auto models = gguf_models(folder, error);
@@ -114,12 +115,18 @@ Result<Checkpoint> open_file(const fs::path& path) {
 
 }  // namespace
 
-Result<Checkpoint> open_checkpoint(const fs::path& path) {
+Result<Checkpoint> open_checkpoint(const fs::path& path, const fs::path& config) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found)
     return fail(ErrorKind::kNotFound, fmt::format("there is no file or folder {}", in_quotes(path.native())));
-  return fs::is_directory(status) ? open_folder(path) : open_file(path);
+  auto checkpoint = fs::is_directory(status) ? open_folder(path, config) : open_file(path);
+  if (checkpoint && checkpoint->gguf != nullptr && !config.empty())
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("hf_config_path is of no use with {}: GGUF has its configuration in itself",
+                            in_quotes(checkpoint->path.native())),
+                "hf_config_path");
+  return checkpoint;
 }
 
 size_t file_bytes(const Checkpoint& checkpoint) {

@@ -29,7 +29,9 @@ struct Checkpoint {
 // Opens a .gguf file, a folder with one .gguf model in it, or a folder with config.json and safetensors.
 // kNotFound, kUnsupported (nothing that is a model) or kCorruptFile.
 // Its tensors are those that files keep whole (model/open_checkpoint.h has the others).
-Result<Checkpoint> open_checkpoint(const std::filesystem::path& path);
+// `config`, if not empty, is read instead of the folder's config.json: a file, or a folder with one. kInvalidRequest
+// names hf_config_path if the model is GGUF, which has its configuration in itself.
+Result<Checkpoint> open_checkpoint(const std::filesystem::path& path, const std::filesystem::path& config = {});
 
 // Of all tensors in the checkpoint's files: of safetensors in any dtype, of GGUF in those formats that can be read.
 size_t file_bytes(const Checkpoint& checkpoint);

@@ -74,6 +74,9 @@ def test_a_number_out_of_range(flag):
     (("--dtype", "int3"), "--dtype"),
     (("--quantization", "int3"), "--quantization"),
     (("--lm-head-quantization", "int4"), "--lm-head-quantization"),
+    (("--hf-overrides", "[1]"), "--hf-overrides"),
+    (("--hf-overrides", '{"rope_parameters": {"spiral": 1}}'), "rope_parameters/spiral"),
+    (("--hf-config-path", "no/such/folder"), "no/such/folder"),
     (("--max-num-seqs", 64, "--max-num-batched-tokens", 16), "--max-num-batched-tokens 16 must be at least --max-num-seqs 64"),
 ], ids=str)  # fmt: skip
 def test_flags_that_contradict_each_other_or_their_values(flags, word):
@@ -209,6 +212,20 @@ def test_an_architecture_that_is_not_known(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["OddModel"], "model_type": "odd"}')
     shutil.copy(TINY / "model.safetensors", tmp_path)
     assert_one_clear_line(run("serve", tmp_path), "OddModel")
+
+
+def test_a_configuration_from_elsewhere_and_overrides(tmp_path):
+    config = json.loads((TINY / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 320}))
+    memory = ("--kv-cache-memory-bytes", 1 << 24)
+    for flags, length in (
+        (("--hf-config-path", tmp_path), 320),
+        (("--hf_config_path", tmp_path / "config.json", "--hf-overrides", '{"max_position_embeddings": 288}'), 288),
+    ):
+        shown = run("inspect", TINY, *memory, *flags)
+        assert shown.returncode == 0, shown.stderr
+        assert f"{length} tokens" in shown.stdout
+        assert f"{length} tokens" not in run("inspect", TINY, *memory).stdout
 
 
 def test_inspect_shows_the_whole_plan():

@@ -259,19 +259,20 @@ TEST_P(Bits, TheFingerprintNamesTheCache) {
 
 INSTANTIATE_TEST_SUITE_P(
     Tiny, Bits,
-    ::testing::Values(BitsCase{"llama_untied", Profile::kBF16}, BitsCase{"qwen3", Profile::kBF16},
-                      BitsCase{"qwen3_moe", Profile::kBF16}, BitsCase{"gguf/random_qwen3_moe.gguf", Profile::kQ8},
-                      BitsCase{"gemma3", Profile::kBF16}, BitsCase{"gemma3", Profile::kF32},
-                      BitsCase{"gemma3", Profile::kBF16, KvCacheDtype::kInt8},
-                      BitsCase{"gemma3", Profile::kBF16, KvCacheDtype::kAuto, LmHeadQuantization::kInt8},
-                      BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8, KvCacheDtype::kInt8},
-                      BitsCase{"gguf/random_gemma3_mixed.gguf", Profile::kQ8},
-                      BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8},
-                      BitsCase{"gguf/random_llama_k.gguf", Profile::kBF16}, BitsCase{"qwen3_packed", Profile::kQ8},
-                      BitsCase{"llama_w8a8", Profile::kQ8}, BitsCase{"qwen3_5", Profile::kBF16},
-                      BitsCase{"qwen3_5", Profile::kF32}, BitsCase{"qwen3_next", Profile::kBF16},
-                      BitsCase{"glm4_moe_lite", Profile::kBF16}, BitsCase{"glm4_moe_lite", Profile::kF32},
-                      BitsCase{"deepseek_v3", Profile::kBF16}, BitsCase{"gguf/deepseek_v3.gguf", Profile::kF32}),
+    ::testing::Values(
+        BitsCase{"llama_untied", Profile::kBF16}, BitsCase{"qwen3", Profile::kBF16},
+        BitsCase{"qwen3_moe", Profile::kBF16}, BitsCase{"gguf/random_qwen3_moe.gguf", Profile::kQ8},
+        BitsCase{"gemma3", Profile::kBF16}, BitsCase{"gemma3", Profile::kF32},
+        BitsCase{"gemma3", Profile::kBF16, KvCacheDtype::kInt8},
+        BitsCase{"gemma3", Profile::kBF16, KvCacheDtype::kAuto, LmHeadQuantization::kInt8},
+        BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8, KvCacheDtype::kInt8},
+        BitsCase{"gguf/random_gemma3_mixed.gguf", Profile::kQ8}, BitsCase{"gguf/random_llama_k.gguf", Profile::kQ8},
+        BitsCase{"gguf/random_llama_k.gguf", Profile::kBF16}, BitsCase{"qwen3_packed", Profile::kQ8},
+        BitsCase{"llama_w8a8", Profile::kQ8}, BitsCase{"qwen2", Profile::kBF16}, BitsCase{"phi3", Profile::kBF16},
+        BitsCase{"smollm3", Profile::kBF16}, BitsCase{"gemma2", Profile::kBF16}, BitsCase{"mistral", Profile::kBF16},
+        BitsCase{"qwen3_5", Profile::kBF16}, BitsCase{"qwen3_5", Profile::kF32}, BitsCase{"qwen3_next", Profile::kBF16},
+        BitsCase{"glm4_moe_lite", Profile::kBF16}, BitsCase{"glm4_moe_lite", Profile::kF32},
+        BitsCase{"deepseek_v3", Profile::kBF16}, BitsCase{"gguf/deepseek_v3.gguf", Profile::kF32}),
     name_of);
 
 // The logits of the last of 100 tokens of a model with two cache groups, run in two steps over hand-made tables: group

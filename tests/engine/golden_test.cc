@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 
 #include "support/core_harness.h"
+#include "weights/test_files.h"
 
 namespace quire::test {
 namespace {
@@ -110,9 +113,11 @@ void check_model(const std::string& folder, EngineOptions options, const Toleran
       }
     }
     const auto greedy_ids = prompt["greedy_ids"].get<std::vector<TokenId>>();
+    // Where an emulation in numpy found that rounding to bf16 says another token (tests/golden/generate/bf16_flips.py).
+    const auto flips = tolerance.gap > 0 ? prompt.value("bf16_flips", std::set<size_t>()) : std::set<size_t>();
     ASSERT_EQ(answer.tokens.size(), greedy_ids.size());
     for (size_t t = 0; t < greedy_ids.size(); ++t) {
-      const bool clear = prompt["greedy_gaps"][t].get<double>() > tolerance.gap;
+      const bool clear = prompt["greedy_gaps"][t].get<double>() > tolerance.gap && !flips.contains(t);
       if (!clear && answer.tokens[t] != greedy_ids[t]) break;  // a legitimate flip: what follows differs
       ASSERT_EQ(answer.tokens[t], greedy_ids[t]) << "step " << t;
       check_top5(prompt["greedy_top5"][t], answer.logits.at(static_cast<int64_t>(length + t) - 1), length + t - 1);
@@ -170,6 +175,15 @@ std::vector<std::string> tiny_models() {
 INSTANTIATE_TEST_SUITE_P(Golden, TinyModels, ::testing::ValuesIn(tiny_models()),
                          [](const auto& info) { return info.param; });
 
+// Models with windows, whose layers are kept like full ones where the hybrid cache is off.
+TEST(TinyWindows, EqualTheReferenceWithoutTheHybridCache) {
+  for (const std::string model : {"mistral", "gemma2", "gemma3"}) {
+    const std::string folder = golden_dir() + "/" + model;
+    check_model(folder, {.model = folder, .profile = Profile::kF32, .hybrid_kv_cache = false}, kF32);
+    check_model(folder, {.model = folder, .profile = Profile::kBF16, .hybrid_kv_cache = false}, bf16_tolerance(folder));
+  }
+}
+
 // The same weights in a GGUF file, as a converter writes them: q and k permuted, norms with the 1 added, llama3 rope as
 // divisors. The reference's answers hold for them too.
 class TinyGguf : public ::testing::TestWithParam<std::string> {};
@@ -180,9 +194,47 @@ TEST_P(TinyGguf, F32EqualsTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, TinyGguf,
-                         ::testing::Values("llama_untied", "qwen3", "gemma3", "qwen3_5", "qwen3_moe", "qwen3_next",
-                                           "glm4_moe_lite", "deepseek_v3"),
+                         ::testing::Values("llama_untied", "qwen2", "qwen3", "phi3", "smollm3", "gemma2", "gemma3",
+                                           "qwen3_5", "qwen3_moe", "qwen3_next", "glm4_moe_lite", "deepseek_v3"),
                          [](const auto& info) { return info.param; });
+
+// A copy of Gemma 3's fixture as a multimodal checkpoint has it: tensors named from `root` on beside one of a vision
+// tower, the text's configuration in a section that leaves out the reference's defaults.
+void write_multimodal(const std::filesystem::path& folder, const std::string& root) {
+  const std::string from = golden_dir() + "/gemma3/";
+  std::ifstream weights(from + "model.safetensors", std::ios::binary), in(from + "config.json");
+  const std::string bytes{std::istreambuf_iterator<char>(weights), {}};
+  uint64_t size = 0;
+  std::memcpy(&size, bytes.data(), sizeof size);
+  Json renamed = {{"vision_tower.vision_model.post_layernorm.weight",
+                   {{"dtype", "BF16"}, {"shape", {0}}, {"data_offsets", {0, 0}}}}};
+  const std::string plain = "model.";
+  const Json tensors = Json::parse(bytes.substr(sizeof size, size));
+  for (const auto& [name, entry] : tensors.items())
+    renamed[name.starts_with(plain) ? root + name.substr(plain.size()) : name] = entry;
+  const std::string header = renamed.dump();
+  const uint64_t new_size = header.size();
+  std::ofstream(folder / "model.safetensors", std::ios::binary)
+      << std::string(reinterpret_cast<const char*>(&new_size), sizeof new_size) << header
+      << bytes.substr(sizeof size + size);
+  Json text = Json::parse(in);
+  text.erase("architectures");
+  std::ofstream(folder / "config.json") << Json{{"architectures", {"Gemma3ForConditionalGeneration"}},
+                                                {"text_config", text},
+                                                {"vision_config", {{"hidden_size", 32}}},
+                                                {"image_token_index", 300},
+                                                {"mm_tokens_per_image", 256}};
+  std::filesystem::copy(from + "golden.json", folder / "golden.json");
+}
+
+TEST(Multimodal, TextOfGemma3EqualsTheReference) {
+  for (const std::string root : {"language_model.model.", "model.language_model."}) {
+    SCOPED_TRACE(root);
+    const weights::TemporaryFolder folder;
+    write_multimodal(folder.path(), root);
+    check_model(folder.path(), {.model = folder.path(), .profile = Profile::kF32}, kF32);
+  }
+}
 
 // As they are served: integers with a layout of their own by int8 activations, others as bf16, whose error is smaller.
 class TinyQuantised : public ::testing::TestWithParam<std::string> {};

@@ -270,7 +270,7 @@ Result<std::vector<int>> chosen_windows(const HuggingFaceConfig& config, int lay
   if (!first) return std::unexpected(first.error());
   auto use = config.boolean_or("use_sliding_window", false);
   if (!use) return std::unexpected(use.error());
-  if (!*use || !config.has("sliding_window")) return out;
+  if (!config.has("sliding_window") || !*use) return out;
   auto window = config.integer("sliding_window", 1, kMaxPositions);
   if (!window) return std::unexpected(window.error());
   for (int i = 0; i < layers; ++i) {

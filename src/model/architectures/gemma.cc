@@ -12,6 +12,7 @@
 
 #include "model/architectures/architectures.h"
 #include "model/architectures/decoder.h"
+#include "model/architectures/understood.h"
 
 namespace quire::model {
 namespace {
@@ -103,6 +104,7 @@ Result<DecoderTraits> read_traits(const HuggingFaceConfig& config, DecoderTraits
     return fail(ErrorKind::kUnsupported, "use_bidirectional_attention is not supported", "use_bidirectional_attention");
   if (auto gelu = require_activation(config, "hidden_activation", "gelu_pytorch_tanh"); !gelu)
     return std::unexpected(gelu.error());
+  static_cast<void>(config.has("hidden_act"));  // an older spelling, which the reference passes over
   if (auto biases = read_biases(config, t); !biases) return std::unexpected(biases.error());
   std::optional<Error> error;
   take(soft_cap(config, "attn_logit_softcapping", needs_caps), t.attention_soft_cap, error);
@@ -167,7 +169,10 @@ Result<ModelSpec> gemma3_from_multimodal(const HuggingFaceConfig& config, const 
   auto text = config.section("text_config", kGemma3Defaults);
   if (!text) return std::unexpected(text.error());
   for (std::string_view key : kOfImages) static_cast<void>(text->has(key));
-  return gemma3(*text, root);
+  auto spec = gemma3(*text, root);
+  if (!spec) return spec;
+  if (auto all = require_understood(*text); !all) return std::unexpected(all.error());
+  return spec;
 }
 
 Result<ModelSpec> gemma2_from_gguf(const GgufConfig& config) {

@@ -1,10 +1,14 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <numeric>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "model/architectures/architectures.h"
+#include "model/architectures/understood.h"
 
 namespace quire::model {
 namespace {
@@ -52,6 +56,21 @@ constexpr std::array kGguf = {
     GgufEntry{"deepseek2", deepseek2_from_gguf},
 };
 
+// The least number of letters to add, take away or change until one name is the other.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
 template <class... Tables>
 std::unexpected<Error> unsupported(std::string_view name, const Tables&... tables) {
   std::vector<std::string_view> known;
@@ -59,8 +78,12 @@ std::unexpected<Error> unsupported(std::string_view name, const Tables&... table
     for (const auto& entry : table) known.push_back(entry.name);
   };
   (add(tables), ...);
+  // Long names are compared by their beginning: a file may hold anything.
+  const auto closest =
+      *std::ranges::min_element(known, {}, [&](std::string_view k) { return distance(name.substr(0, 100), k); });
   return fail(ErrorKind::kUnsupported,
-              fmt::format("architecture {} is not supported; supported are {}", name, fmt::join(known, ", ")),
+              fmt::format("architecture {} is not supported; the closest is {}, and supported are {}", name, closest,
+                          fmt::join(known, ", ")),
               "architecture");
 }
 
@@ -94,6 +117,9 @@ Result<ModelSpec> from_hugging_face(const weights::Checkpoint& checkpoint) {
   auto extra = config->integer_or("num_nextn_predict_layers", 0, kMaxLayers, 0);
   if (!extra) return std::unexpected(extra.error());
   spec->unread_layers = *extra;
+  const bool composite = std::ranges::find(kComposite, names->front(), &CompositeEntry::name) != kComposite.end();
+  if (!composite)  // of composite ones the text model's configuration has been checked
+    if (auto all = require_understood(*config); !all) return std::unexpected(all.error());
   return spec;
 }
 
@@ -111,6 +137,7 @@ Result<ModelSpec> from_gguf(const weights::GgufFile& file) {
     auto extra = config.integer_or("nextn_predict_layers", 0, kMaxLayers, 0);
     if (!extra) return std::unexpected(extra.error());
     spec->unread_layers = *extra;
+    if (auto all = require_understood(config); !all) return std::unexpected(all.error());
     return spec;
   }
   return unsupported(*name, kGguf);

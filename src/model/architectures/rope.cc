@@ -61,6 +61,14 @@ Result<Section> find_section(const HuggingFaceConfig& config, const std::string&
   if (*is_new && !*present)
     return fail(ErrorKind::kCorruptFile, fmt::format("configuration key {} is missing", section.root), section.root);
   if (!*present) return section;
+  if (*is_new && !name.empty()) {
+    // Beside the section others may stand, of other types of layers, and nothing else.
+    auto beside = config.keys("rope_parameters");
+    if (!beside) return std::unexpected(beside.error());
+    for (const std::string& key : *beside)
+      if (auto is_section = config.has_section("rope_parameters/" + key); !is_section)
+        return std::unexpected(is_section.error());
+  }
   auto keys = config.keys(section.root);
   if (!keys) return std::unexpected(keys.error());
   for (const std::string& key : *keys)

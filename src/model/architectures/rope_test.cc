@@ -116,5 +116,14 @@ TEST(Rope, NamesTheKeyAtFault) {
   }
 }
 
+TEST(Rope, RefusesWhatStandsBesideSectionsOfLayerTypes) {
+  Json config = {{"max_position_embeddings", 64}, {"rope_parameters", {{"full_attention", {{"rope_theta", 1e4}}}}}};
+  EXPECT_TRUE(hugging_face_rope(parse(config), "full_attention", 8, 1e4));
+  config["rope_parameters"]["factor"] = 2.0;
+  const auto read = hugging_face_rope(parse(config), "full_attention", 8, 1e4);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().param, "rope_parameters/factor");
+}
+
 }  // namespace
 }  // namespace quire::model

@@ -3,7 +3,7 @@
 
 usage: tiny_gguf.py MODELS_DIR     (needs: pip install gguf safetensors numpy)
 
-Three hold the weights of the Hugging Face fixtures, unquantised, as a converter writes them (q and k of Llama permuted,
+Seven hold the weights of the Hugging Face fixtures, unquantised, as a converter writes them (q and k of Llama permuted,
 Gemma's norms with the 1 added, llama3 rope as divisors): their answers are the fixtures' own. One has the matrices of a fixture in Q8_0, as the gguf package rounds
 them: what quantising that fixture while loading must give. Two have random weights in
 quantised formats, for tests that compare Quire with itself: every format that is read, in the places where files have it.
@@ -53,6 +53,8 @@ LAYER = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -69,8 +71,8 @@ def gguf_name(name, gemma):
     if name in NAMES:
         return NAMES[name]
     _, _, layer, rest = name.split(".", 3)
-    rest = rest.removesuffix(".weight")
-    return f"blk.{layer}.{(LAYER | (GEMMA_NORM if gemma else LLAMA_NORM))[rest]}.weight"
+    rest, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{(LAYER | (GEMMA_NORM if gemma else LLAMA_NORM))[rest]}.{kind}"
 
 
 def writer(path, arch, c):
@@ -112,30 +114,43 @@ def add(w, name, values, kind):
         w.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 
+def add_rope(w, arch, c):
+    rope = c["rope_parameters"]
+    if arch == "gemma3":
+        rope = rope["full_attention"]
+    w.add_rope_freq_base(rope["rope_theta"])
+    if arch == "gemma3":
+        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        w.add_rope_scaling_factor(rope["factor"])
+    else:
+        w.add_rope_dimension_count(int(c["head_dim"] * rope.get("partial_rotary_factor", 1)))
+    if rope["rope_type"] == "llama3":
+        add(w, "rope_freqs.weight", llama3_divisors(c), Q.F32)
+
+
 def convert(folder, out, arch, kind=Q.BF16):
     c = json.load(open(f"{folder}/config.json"))
-    gemma = arch == "gemma3"
+    c.setdefault("head_dim", c["hidden_size"] // c["num_attention_heads"])
+    gemma = arch.startswith("gemma")
     w = writer(out, arch, c)
     if gemma:
         w.add_sliding_window(c["sliding_window"])
-        full = c["rope_parameters"]["full_attention"]
-        w.add_rope_freq_base(full["rope_theta"])
-        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        w.add_rope_scaling_factor(full["factor"])
-    else:
-        w.add_rope_freq_base(c["rope_parameters"]["rope_theta"])
-        w.add_rope_dimension_count(c["head_dim"])
-    if arch == "llama":
-        add(w, "rope_freqs.weight", llama3_divisors(c), Q.F32)
+    if arch == "gemma2":
+        w.add_attn_logit_softcapping(c["attn_logit_softcapping"])
+        w.add_final_logit_softcapping(c["final_logit_softcapping"])
+    add_rope(w, arch, c)
     for name, values in read_safetensors(f"{folder}/model.safetensors").items():
         to = gguf_name(name, gemma)
-        if arch == "llama" and to.endswith(("attn_q.weight", "attn_k.weight")):
+        own = kind
+        if arch in ("llama", "smollm3") and to.endswith(("attn_q.weight", "attn_k.weight")):
             values = permute(values, c["num_attention_heads" if "attn_q" in to else "num_key_value_heads"])
         if gemma and values.ndim == 1:
             values = values + 1
-            if to.endswith("attn_q_norm.weight"):  # GGUF has no query_pre_attn_scalar: its effect is put into the norm
-                values = values * np.sqrt(c["head_dim"] / c["query_pre_attn_scalar"])
-        add(w, to, values, Q.F32 if values.ndim == 1 else kind)
+        # GGUF has no query_pre_attn_scalar: its effect is put into the norm, or into the matrix where there is none.
+        if to.endswith("attn_q_norm.weight" if arch == "gemma3" else "attn_q.weight") and gemma:
+            values = values * np.sqrt(c["head_dim"] / c["query_pre_attn_scalar"])
+            own = Q.F32
+        add(w, to, values, Q.F32 if values.ndim == 1 else own)
     finish(w)
 
 
@@ -204,7 +219,8 @@ def random_blocks(rng, n, k, kind):
 def main():
     models = sys.argv[1]
     os.makedirs(f"{models}/gguf", exist_ok=True)
-    for name, arch in (("llama_untied", "llama"), ("qwen3", "qwen3"), ("gemma3", "gemma3")):
+    same = ("qwen2", "qwen3", "phi3", "smollm3", "gemma2", "gemma3")
+    for name, arch in (("llama_untied", "llama"), *zip(same, same)):
         convert(f"{models}/{name}", f"{models}/gguf/{name}.gguf", arch)
     convert(f"{models}/qwen3", f"{models}/gguf/qwen3_q8_0.gguf", "qwen3", Q.Q8_0)
     layer = lambda name: int(name.split(".")[1]) if name.startswith("blk.") else 0

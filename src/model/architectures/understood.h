@@ -1,0 +1,15 @@
+// Whether a configuration says something that nothing has read: it might change what the model answers.
+#pragma once
+
+#include "model/config.h"
+#include "quire/error.h"
+
+namespace quire::model {
+
+// To be called when a model has been made. kUnsupported names the first key with content that was not looked for, and
+// that is not known to concern training, generation or files alone.
+Result<void> require_understood(const HuggingFaceConfig& config);
+// The same for keys under the architecture's prefix.
+Result<void> require_understood(const GgufConfig& config);
+
+}  // namespace quire::model
