@@ -82,6 +82,8 @@ Result<void> check_router_shape(const RouterShape& s) {
     return bad("n_group", s.groups, fmt::format("of groups that have {} experts at least", s.group_best));
   const int most = std::min(kMostChosen, s.chosen_groups * size);
   if (s.chosen < 1 || s.chosen > most) return bad("num_experts_per_tok", s.chosen, fmt::format("1 to {}", most));
+  if (!(s.scaling > 0 && std::isfinite(s.scaling)))
+    return fail(ErrorKind::kUnsupported, "routed_scaling_factor must be a positive number", "routed_scaling_factor");
   return {};
 }
 

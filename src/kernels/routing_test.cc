@@ -150,6 +150,8 @@ TEST(Routing, RefusesShapesThatCannotBe) {
   refused([](RouterShape& s) { s.group_best = 3; }, "n_group");
   refused([](RouterShape& s) { s.chosen = 5; }, "num_experts_per_tok");
   refused([](RouterShape& s) { s.chosen = 0; }, "num_experts_per_tok");
+  for (float scaling : {0.0F, -1.0F, INFINITY, NAN})
+    refused([&](RouterShape& s) { s.scaling = scaling; }, "routed_scaling_factor");
 }
 
 }  // namespace

@@ -209,6 +209,8 @@ TEST(DeepseekV3, RefusesWhatItDoesNotCompute) {
   const std::pair<Json, const char*> cases[] = {
       {{{"attention_bias", true}}, "attention_bias"},
       {{{"hidden_act", "gelu"}}, "hidden_act"},
+      {{{"rms_norm_eps", 5}}, "rms_norm_eps"},
+      {{{"routed_scaling_factor", 0}}, "routed_scaling_factor"},
       {{{"moe_layer_freq", 2}}, "moe_layer_freq"},
       {{{"topk_method", "greedy"}}, "topk_method"},
       {{{"scoring_func", "softmax"}}, "scoring_func"},

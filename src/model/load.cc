@@ -187,8 +187,12 @@ class Loader {
     std::vector<int64_t> shape = {part.tensor_rows(), cols};
     if (part.transposed) std::swap(shape[0], shape[1]);
     if (part.stack > 0) shape.insert(shape.begin(), part.stack);
+    const weights::Tensor* present = tensors_.find(part.tensor);
+    // GGUF keeps no dimensions of one behind the last other.
+    const bool vector = part.stack == 0 && shape[0] == 1 && present != nullptr && present->shape.size() == 1;
+    if (vector) shape.erase(shape.begin());
     auto tensor = require_shape(tensors_, part.tensor, shape);
-    if (!tensor || (part.stack == 0 && !part.transposed)) return tensor;
+    if (!tensor || (part.stack == 0 && !part.transposed && !vector)) return tensor;
     if (part.transposed && weights::is_quantised((*tensor)->format))
       return fail(ErrorKind::kUnsupported,
                   fmt::format("tensor {} {} is quantised; it must hold floats, since its rows are inputs", part.tensor,

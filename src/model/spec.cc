@@ -153,7 +153,8 @@ void set_longest(ModelSpec& spec, int64_t max_model_len) {
   for (const auto& rope : spec.ropes)
     if (rope.type == kernels::RopeType::kDynamic)
       spec.max_positions = std::max(
-          spec.max_positions, std::min(max_model_len, static_cast<int64_t>(rope.factor * rope.original_max_position)));
+          spec.max_positions,
+          static_cast<int64_t>(std::min(static_cast<double>(max_model_len), rope.factor * rope.original_max_position)));
   for (auto& rope : spec.ropes) rope.longest = static_cast<double>(std::min(max_model_len, spec.max_positions));
 }
 

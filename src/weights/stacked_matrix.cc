@@ -11,8 +11,8 @@ namespace quire::weights {
 
 StackedMatrix::StackedMatrix(const Tensor& stack, int64_t entry, bool transposed)
     : stack_(stack), tensor_{.name = stack.name, .format = stack.format, .shape = {}}, transposed_(transposed) {
-  QUIRE_CHECK(stack.shape.size() >= 2 && !(transposed && is_quantised(stack.format)));
-  int64_t rows = stack.shape[stack.shape.size() - 2], cols = stack.shape.back();
+  QUIRE_CHECK(!stack.shape.empty() && !(transposed && is_quantised(stack.format)));
+  int64_t rows = stack.shape.size() == 1 ? 1 : stack.shape[stack.shape.size() - 2], cols = stack.shape.back();
   first_row_ = entry * rows;
   QUIRE_CHECK(entry >= 0 && first_row_ < stack.row_count());
   if (transposed) std::swap(rows, cols);

@@ -10,7 +10,7 @@ namespace quire::weights {
 class StackedMatrix final : public RowSource {
  public:
   // Number `entry` of [stack, rows, cols], or of [stack, cols, rows] if transposed, which floats alone can be. A matrix
-  // is a stack of one.
+  // is a stack of one, a vector a matrix of one row.
   StackedMatrix(const Tensor& stack, int64_t entry, bool transposed);
   StackedMatrix(const StackedMatrix&) = delete;
   StackedMatrix& operator=(const StackedMatrix&) = delete;

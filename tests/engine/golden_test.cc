@@ -151,12 +151,14 @@ TEST_P(TinyModels, BF16StaysWithinTheDriftOfBF16Activations) {
 }
 
 // Rounding to int8 is 2^-8 of a group's largest weight, to int4 2^-4. Such tiny models amplify it: int8 was seen to
-// move log-probabilities by 0.11 to 0.26, int4 by ten times that; of sensitive models by 0.9, and as far as by chance.
+// move log-probabilities by 0.11 to 0.26, int4 by ten times that. Sensitive models move by 0.9 and, with int4, as far
+// as an answer by chance does, which is 5: that would show nothing.
 TEST_P(TinyModels, OnlineQuantisationStaysNearTheReference) {
   const std::string folder = golden_dir() + "/" + GetParam();
   const bool sensitive = is_sensitive(folder);
   for (const auto& [quantization, bound] :
-       {std::pair{Quantization::kInt8, sensitive ? 1.5 : 0.35}, {Quantization::kInt4, sensitive ? 10 : 3.5}}) {
+       {std::pair{Quantization::kInt8, sensitive ? 1.5 : 0.35}, {Quantization::kInt4, 3.5}}) {
+    if (sensitive && quantization == Quantization::kInt4) continue;
     std::vector<double> differences;
     check_model(folder, {.model = folder, .quantization = quantization}, {100, 100, 100}, &differences);
     EXPECT_LT(mean(differences), bound);

@@ -20,8 +20,7 @@ Result<DecoderSizes> checked(DecoderSizes sizes) {
                             "is not supported; it must be a multiple of 8, from 8 to 256",
                             sizes.head_dim),
                 "head_dim");
-  if (!(sizes.norm_epsilon > 0 && sizes.norm_epsilon < 1))
-    return fail(ErrorKind::kCorruptFile, "the norm's epsilon must be between 0 and 1", "rms_norm_eps");
+  if (auto ok = check_norm_epsilon(sizes.norm_epsilon); !ok) return std::unexpected(ok.error());
   return sizes;
 }
 
@@ -55,10 +54,25 @@ Result<DecoderSizes> decoder_sizes(const HuggingFaceConfig& config) {
   return checked(s);
 }
 
+Result<void> check_norm_epsilon(float epsilon) {
+  if (epsilon > 0 && epsilon < 1) return {};
+  return fail(ErrorKind::kCorruptFile, "the norm's epsilon must be between 0 and 1", "rms_norm_eps");
+}
+
+Result<int> gguf_layers(const GgufConfig& config) {
+  auto blocks = config.integer("block_count", 1, kMaxLayers);
+  if (!blocks) return blocks;
+  auto ahead = config.integer_or("nextn_predict_layers", 0, kMaxLayers, 0);
+  if (!ahead) return ahead;
+  if (*ahead >= *blocks)
+    return fail(ErrorKind::kCorruptFile, "block_count must be greater than nextn_predict_layers", "block_count");
+  return *blocks - *ahead;
+}
+
 Result<DecoderSizes> decoder_sizes(const GgufConfig& config) {
   DecoderSizes s;
   std::optional<Error> error;
-  take(config.integer("block_count", 1, kMaxLayers), s.layers, error);
+  take(gguf_layers(config), s.layers, error);
   take(config.integer("embedding_length", 1, kMaxWidth), s.hidden, error);
   take(config.integer("feed_forward_length", 1, kMaxWidth), s.intermediate, error);
   take(config.integer("attention.head_count", 1, kMaxHeads), s.q_heads, error);

@@ -27,6 +27,12 @@ struct DecoderSizes {
 Result<DecoderSizes> decoder_sizes(const HuggingFaceConfig& config);
 Result<DecoderSizes> decoder_sizes(const GgufConfig& config);
 
+// The layers of the model itself: block_count also counts those that predict tokens further ahead.
+Result<int> gguf_layers(const GgufConfig& config);
+
+// kCorruptFile unless it lies between 0 and 1.
+Result<void> check_norm_epsilon(float epsilon);
+
 // How an architecture differs from the plain decoder. Norm names are chosen per layer by the architecture itself where
 // it has more than the two usual ones.
 struct DecoderTraits {

@@ -235,6 +235,7 @@ Result<ModelSpec> from_hugging_face(const HuggingFaceConfig& config, std::string
   take(config.integer_or("moe_layer_freq", 1, kMaxLayers, 1), every, error);
   take(config.boolean_or("rope_interleave", true), interleaved, error);
   if (error) return std::unexpected(*error);
+  if (auto ok = check_norm_epsilon(m.sizes.norm_epsilon); !ok) return std::unexpected(ok.error());
   if (auto ok = kernels::check_latent_shape(m.shape); !ok) return std::unexpected(ok.error());
   if (every != 1) return unsupported("moe_layer_freq", std::to_string(every), "1");
   if (auto read = read_router(config, m); !read) return std::unexpected(read.error());
@@ -248,9 +249,8 @@ Result<ModelSpec> from_hugging_face(const HuggingFaceConfig& config, std::string
 }
 
 void read_sizes(const GgufConfig& config, Latent& m, std::optional<Error>& error) {
-  int head = 0, predicting = 0;
-  take(config.integer("block_count", 1, kMaxLayers), m.sizes.layers, error);
-  take(config.integer_or("nextn_predict_layers", 0, kMaxLayers, 0), predicting, error);
+  int head = 0;
+  take(gguf_layers(config), m.sizes.layers, error);
   take(config.integer("embedding_length", 1, kMaxWidth), m.sizes.hidden, error);
   take(config.integer("feed_forward_length", 1, kMaxWidth), m.sizes.intermediate, error);
   take(config.integer("attention.head_count", 1, kMaxHeads), m.shape.heads, error);
@@ -266,7 +266,6 @@ void read_sizes(const GgufConfig& config, Latent& m, std::optional<Error>& error
        m.shape.value_dim, error);
   take(config.integer("rope.dimension_count", 2, kMaxHeadDim), m.shape.rope_dim, error);
   m.shape.nope_dim = head - m.shape.rope_dim;
-  m.sizes.layers -= predicting;
   m.tied = config.file().find("output.weight") == nullptr;
 }
 
@@ -281,6 +280,7 @@ Result<void> read_experts(const GgufConfig& config, Latent& m) {
   take(config.integer_or("expert_group_count", 1, kernels::kMostExperts, 1), r.groups, error);
   take(config.integer_or("expert_group_used_count", 1, kernels::kMostExperts, 1), r.chosen_groups, error);
   take(config.number_or("expert_weights_scale", 1), r.scaling, error);
+  if (r.scaling == 0) r.scaling = 1;  // as llama.cpp reads it
   take(config.boolean_or("expert_weights_norm", false), r.renormalise, error);
   take(config.integer_or("expert_gating_func", 0, 16, 0), gating, error);
   take(config.integer_or("leading_dense_block_count", 0, kMaxLayers, 0), dense, error);
@@ -318,8 +318,7 @@ Result<ModelSpec> deepseek2_from_gguf(const GgufConfig& config) {
   std::optional<Error> error;
   read_sizes(config, m, error);
   if (error) return std::unexpected(*error);
-  if (m.sizes.layers < 1)
-    return fail(ErrorKind::kCorruptFile, "block_count must be greater than nextn_predict_layers", "block_count");
+  if (auto ok = check_norm_epsilon(m.sizes.norm_epsilon); !ok) return std::unexpected(ok.error());
   if (auto ok = kernels::check_latent_shape(m.shape); !ok) return std::unexpected(ok.error());
   if (auto read = read_experts(config, m); !read) return std::unexpected(read.error());
   take(gguf_rope(config, m.shape.rope_dim, kDefaultTheta), m.rope, error);

@@ -69,6 +69,11 @@ TEST(Rope, LengthsThatAFlagAllows) {
   EXPECT_EQ(length(100), std::pair(int64_t{2048}, 100.0));
   EXPECT_EQ(length(5000), std::pair(int64_t{5000}, 5000.0));
   EXPECT_EQ(length(1 << 20), std::pair(int64_t{8192}, 8192.0));
+
+  ModelSpec spec =
+      model_of({.type = kernels::RopeType::kDynamic, .factor = 1e300, .original_max_position = 2048}, config);
+  set_longest(spec, 1 << 20);
+  EXPECT_EQ(spec.max_positions, 1 << 20);
 }
 
 TEST(Rope, NamesTheKeyAtFault) {

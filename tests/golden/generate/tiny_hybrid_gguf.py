@@ -160,7 +160,10 @@ def qwen3next(folder, out):
             add(w, f"blk.{layer}.attn_qkv.weight", np.concatenate(flat[:3]), Q.BF16)
             add(w, f"blk.{layer}.attn_gate.weight", flat[3], Q.BF16)
         else:
-            add(w, f"blk.{layer}.{QWEN_NEXT[rest]}", qwen_tensor(rest, values), kind_of(QWEN_NEXT[rest], values))
+            values = qwen_tensor(rest, values)
+            if rest == "mlp.shared_expert_gate.weight":
+                values = values[0]  # llama.cpp keeps no dimensions of one behind the last other
+            add(w, f"blk.{layer}.{QWEN_NEXT[rest]}", values, kind_of(QWEN_NEXT[rest], values))
     finish(w)
 
 
