@@ -66,7 +66,9 @@ class Comparison:
         for step, (mine, theirs) in enumerate(zip(answered, golden)):
             if mine != theirs:
                 gap = prompt["greedy_gaps"][step]
-                if gap >= self.tolerance.greedy_gap:
+                # Where rounding to bf16 was found to say another token (tests/golden/generate/bf16_flips.py).
+                flips = prompt.get("bf16_flips", []) if self.tolerance.greedy_gap > 0 else []
+                if gap >= self.tolerance.greedy_gap and step not in flips:
                     self.problems.append(f"{where}: step {step} is {mine} instead of {theirs}, with a gap of {gap:.3f}")
                 return step
         return min(len(answered), len(golden))
