@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -100,6 +101,23 @@ TEST_P(GatedDelta, LeavesTheStateItReads) {
   run(20, 5, before.data(), after.data(), out);
   EXPECT_EQ(std::memcmp(copy.data(), before.data(), size * sizeof(float)), 0);
   EXPECT_NE(std::memcmp(copy.data(), after.data(), size * sizeof(float)), 0);
+}
+
+// By the equations a NaN in a, b or dt_bias is in the state from its token on.
+TEST_P(GatedDelta, KeepsWhatIsNoNumber) {
+  constexpr size_t kToken = 30, kHead = 4;
+  const size_t at = kToken * stride_ + static_cast<size_t>(shape_.channels()) + kHead;
+  for (float* place : {&x_[at], &x_[at + kHeads], &dt_bias_[kHead]}) {
+    const float before = std::exchange(*place, std::numeric_limits<float>::quiet_NaN());
+    std::vector<float> out(kTokens * kOut), state(gated_delta_state_size(shape_));
+    run(0, kTokens, nullptr, state.data(), out);
+    *place = before;
+    for (size_t t = 0; t < kTokens; t++)
+      for (size_t v = 0; v < kHeads * kValues; v++) {
+        const bool reached = v / kValues == kHead && (t >= kToken || place == &dt_bias_[kHead]);
+        EXPECT_EQ(std::isnan(out[t * kOut + v]), reached) << t << " " << v;
+      }
+  }
 }
 
 // Against the equations in double.
