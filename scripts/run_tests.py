@@ -24,7 +24,7 @@ LOGS = BUILD / "test-logs"
 VENV = BUILD / "venv"
 COVERAGE_PERCENT = 85.0
 TEST_SOURCE = re.compile(r"_test\.cc$|^test_|_oracle\.h$|_world\.h$")
-PROGRAM_SECONDS = 1200
+PROGRAM_SECONDS = 2400
 SANITIZER_ENV = {
     "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
