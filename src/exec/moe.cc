@@ -1,7 +1,6 @@
 #include "exec/moe.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/math.h"
 #include "kernels/row_ops.h"
@@ -141,8 +140,7 @@ void MoeLayers::gate_shared(const model::MoeSpec& spec, float* shared, int rows)
   const auto width = static_cast<size_t>(hidden_), scores = static_cast<size_t>(spec.scores.rows());
   pool_->split(rows, [&](int begin, int end) {
     for (auto r = static_cast<size_t>(begin); r < static_cast<size_t>(end); ++r) {
-      const float score = floats(scores_)[r * scores + scores - 1];
-      const float gate = std::isnan(score) ? score : kernels::sigmoid(score);
+      const float gate = kernels::sigmoid(floats(scores_)[r * scores + scores - 1]);
       kernels_->rows->scale(shared + r * width, gate, hidden_, shared + r * width);
     }
   });

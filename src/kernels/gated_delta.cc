@@ -61,10 +61,10 @@ class KeyHead {
       const int head = shape_.tiled ? i * shape_.key_heads + key_head_ : key_head_ * shape_.heads_per_key() + i;
       convolve(x, 2 * shape_.key_rows() + head * values_, values_, 2 * keys_ + i * values_, v_);
       const auto h = static_cast<size_t>(head);
-      const float step = args_.a[at + h] + args_.dt_bias[h], b = args_.b[at + h];
+      const float step = args_.a[at + h] + args_.dt_bias[h];
       const float decay = std::isnan(step) ? step : exp(-args_.rate[h] * softplus(step));
       float* s = s_ + static_cast<ptrdiff_t>(i) * keys_ * values_;
-      update(s, decay, std::isnan(b) ? b : sigmoid(b));
+      update(s, decay, sigmoid(args_.b[at + h]));
       read(s, args_.out + static_cast<size_t>(row) * args_.out_stride + h * static_cast<size_t>(values_));
     }
   }

@@ -15,7 +15,7 @@ float exp(float x);
 float log(float x);
 // Within 3 units. NaN stays NaN.
 float tanh(float x);
-// 1 / (1 + e^-x) within 4 units. A NaN gives 1: multiply by x and it is NaN again.
+// 1 / (1 + e^-x) within 4 units. NaN stays NaN.
 float sigmoid(float x);
 
 // |x| <= 2^26, within 1 unit in the last place of double (at zeros of the function: within 2^-53 absolutely).

@@ -91,6 +91,7 @@ TEST(Math, SigmoidIsAccurate) {
   EXPECT_EQ(sigmoid(0), 0.5F);
   EXPECT_EQ(sigmoid(kInf), 1);
   EXPECT_EQ(sigmoid(-kInf), 0);
+  EXPECT_TRUE(std::isnan(sigmoid(kNan)));
 }
 
 TEST(Math, SinAndCosInDouble) {

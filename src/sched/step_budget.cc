@@ -9,8 +9,8 @@ constexpr int64_t kFirstTokens = 128;  // until a step has been measured
 // What a step takes beside the requests that decode, whatever the time: smaller steps are bound by memory, so they
 // would tell nothing of a token's time.
 constexpr int64_t kLeastPromptTokens = 32;
-constexpr double kAloneFactor =
-    10;  // a step of the only request may be this much longer: weights are read once for all its tokens
+// A step of the only request may be this much longer: weights are read once for all its tokens.
+constexpr double kAloneFactor = 10;
 constexpr double kNewest = 0.5;  // weight of the newest measurement
 
 }  // namespace
