@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -256,24 +257,35 @@ Result<void> require_activation(const HuggingFaceConfig& config, const char* key
   return {};
 }
 
-Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int layers) {
-  std::vector<bool> windowed;
-  if (!config.has("layer_types")) return windowed;
-  auto types = config.strings("layer_types");
+Result<std::vector<bool>> layers_of_type(const HuggingFaceConfig& config, const std::string& key, int layers,
+                                         const std::string& type, const std::string& other) {
+  std::vector<bool> chosen;
+  if (!config.has(key)) return chosen;
+  auto types = config.strings(key);
   if (!types) return std::unexpected(types.error());
   if (types->size() != static_cast<size_t>(layers))
     return fail(ErrorKind::kCorruptFile,
-                fmt::format("layer_types must have one entry a layer, {}, not {}", layers, types->size()),
-                "layer_types");
-  for (const auto& type : *types) {
-    if (type != "full_attention" && type != "sliding_attention")
+                fmt::format("{} must have one entry a layer, {}, not {}", key, layers, types->size()), key);
+  for (const auto& named : *types) {
+    if (named != type && named != other) {
+      const auto& [first, second] = std::minmax(type, other);
       return fail(
           ErrorKind::kUnsupported,
-          fmt::format("layer type {} is not supported; supported are full_attention and sliding_attention", type),
-          "layer_types");
-    windowed.push_back(type == "sliding_attention");
+          fmt::format("layer type {} in {} is not supported; supported are {} and {}", named, key, first, second), key);
+    }
+    chosen.push_back(named == type);
   }
-  return windowed;
+  return chosen;
+}
+
+std::vector<bool> every_nth(int n, int layers) {
+  std::vector<bool> chosen;
+  for (int i = 0; i < layers; ++i) chosen.push_back((i + 1) % n == 0);
+  return chosen;
+}
+
+Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int layers) {
+  return layers_of_type(config, "layer_types", layers, "sliding_attention", "full_attention");
 }
 
 Result<std::vector<int>> chosen_windows(const HuggingFaceConfig& config, int layers) {
@@ -299,8 +311,10 @@ Result<int> window_or_null(const HuggingFaceConfig& config) {
   return config.integer("sliding_window", 1, kMaxPositions);
 }
 
-void set_windows(ModelSpec& spec, int window) {
-  for (auto& layer : spec.layers) layer.attention().window = window;
+void set_windows(ModelSpec& spec, int window) { set_windows(spec, std::vector<int>(spec.layers.size(), window)); }
+
+void set_windows(ModelSpec& spec, const std::vector<int>& windows) {
+  for (size_t i = 0; i < spec.layers.size(); ++i) spec.layers[i].attention().window = windows[i];
 }
 
 }  // namespace quire::model

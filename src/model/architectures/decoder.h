@@ -81,8 +81,14 @@ Result<ModelSpec> plain_decoder(const GgufConfig& config, const DecoderTraits& t
 // kUnsupported, naming the key, if the configuration asks for another activation than `only`.
 Result<void> require_activation(const HuggingFaceConfig& config, const char* key, const std::string& only);
 
-// Which layers attend to a window, by layer_types; empty where the configuration does not have it. kUnsupported for a
-// type of any other kind.
+// Which layers are of this type, by the list under `key`; empty where the configuration does not have it. kUnsupported
+// for a type that is neither of the two.
+Result<std::vector<bool>> layers_of_type(const HuggingFaceConfig& config, const std::string& key, int layers,
+                                         const std::string& type, const std::string& other);
+// Layers n - 1, 2 n - 1, ...
+std::vector<bool> every_nth(int n, int layers);
+
+// Which layers attend to a window, by layer_types; empty where the configuration does not have it.
 Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int layers);
 
 // The window of every layer, 0 for none, where use_sliding_window turns it on: by layer_types, else from
@@ -91,7 +97,8 @@ Result<std::vector<int>> chosen_windows(const HuggingFaceConfig& config, int lay
 
 // sliding_window, or 0 if it is null. Absent it is an error: references have different defaults.
 Result<int> window_or_null(const HuggingFaceConfig& config);
-// The same window for every layer; 0: none.
+// The same window for every layer, or each its own; 0: none.
 void set_windows(ModelSpec& spec, int window);
+void set_windows(ModelSpec& spec, const std::vector<int>& windows);
 
 }  // namespace quire::model

@@ -83,29 +83,15 @@ LatentSpec latent_layer(const Latent& m, const LatentNames& names, bool split, i
   return l;
 }
 
-const ExpertNames kHuggingFaceExperts{.scores = "mlp.gate.weight",
-                                      .correction = "mlp.gate.e_score_correction_bias",
-                                      .gate = "mlp.experts.{}.gate_proj.weight",
-                                      .up = "mlp.experts.{}.up_proj.weight",
-                                      .down = "mlp.experts.{}.down_proj.weight",
-                                      .shared_gate = "mlp.shared_experts.gate_proj.weight",
-                                      .shared_up = "mlp.shared_experts.up_proj.weight",
-                                      .shared_down = "mlp.shared_experts.down_proj.weight",
-                                      .shared_scores = ""};
-const ExpertNames kGgufExperts{.scores = "ffn_gate_inp.weight",
-                               .correction = "exp_probs_b.bias",
-                               .gate = "ffn_gate_exps.weight",
-                               .up = "ffn_up_exps.weight",
-                               .down = "ffn_down_exps.weight",
-                               .shared_gate = "ffn_gate_shexp.weight",
-                               .shared_up = "ffn_up_shexp.weight",
-                               .shared_down = "ffn_down_shexp.weight",
-                               .shared_scores = ""};
+// Of the router's corrections.
+constexpr const char* kHuggingFaceCorrection = "mlp.gate.e_score_correction_bias";
+constexpr const char* kGgufCorrection = "exp_probs_b.bias";
 
 struct Names {
   DecoderNames decoder;
   LatentNames latent;
   ExpertNames experts;
+  std::string correction;
   bool split = false;
 };
 
@@ -114,7 +100,7 @@ Result<ModelSpec> build(Latent m, std::string architecture, Names names) {
   m.sizes.kv_heads = m.sizes.q_heads = m.shape.heads;
   m.sizes.head_dim = m.shape.query_dim();
   m.experts.hidden = m.sizes.hidden;
-  if (!m.corrected) names.experts.correction.clear();
+  if (m.corrected) names.experts.correction = std::move(names.correction);
   ModelSpec spec = build_decoder(m.sizes, {.architecture = std::move(architecture)}, names.decoder, m.tied);
   for (int i = 0; i < m.sizes.layers; ++i) {
     const std::string prefix = fmt::format(fmt::runtime(names.decoder.layer), i);
@@ -133,23 +119,11 @@ std::unexpected<Error> unsupported(const std::string& key, std::string_view valu
 
 // Which layers are dense: by mlp_layer_types, or the first ones.
 Result<std::vector<bool>> dense_layers(const HuggingFaceConfig& config, int layers) {
-  std::vector<bool> dense;
-  if (!config.has("mlp_layer_types")) {
-    auto first = config.integer("first_k_dense_replace", 0, kMaxLayers);
-    if (!first) return std::unexpected(first.error());
-    for (int i = 0; i < layers; ++i) dense.push_back(i < *first);
-    return dense;
-  }
-  auto types = config.strings("mlp_layer_types");
-  if (!types) return std::unexpected(types.error());
-  if (types->size() != static_cast<size_t>(layers))
-    return fail(ErrorKind::kCorruptFile,
-                fmt::format("mlp_layer_types must have one entry a layer, {}, not {}", layers, types->size()),
-                "mlp_layer_types");
-  for (const std::string& type : *types) {
-    if (type != "dense" && type != "sparse") return unsupported("mlp_layer_types", type, "dense or sparse");
-    dense.push_back(type == "dense");
-  }
+  auto dense = layers_of_type(config, "mlp_layer_types", layers, "dense", "sparse");
+  if (!dense || !dense->empty()) return dense;
+  auto first = config.integer("first_k_dense_replace", 0, kMaxLayers);
+  if (!first) return std::unexpected(first.error());
+  for (int i = 0; i < layers; ++i) dense->push_back(i < *first);
   return dense;
 }
 
@@ -245,7 +219,8 @@ Result<ModelSpec> from_hugging_face(const HuggingFaceConfig& config, std::string
   if (error) return std::unexpected(*error);
   m.rope.interleaved = interleaved;
   return build(std::move(m), std::move(architecture),
-               {hugging_face_names(DecoderTraits{}), kHuggingFaceNames, kHuggingFaceExperts, false});
+               {hugging_face_names(DecoderTraits{}), kHuggingFaceNames, hugging_face_expert_names("shared_experts"),
+                kHuggingFaceCorrection, false});
 }
 
 void read_sizes(const GgufConfig& config, Latent& m, std::optional<Error>& error) {
@@ -273,9 +248,7 @@ Result<void> read_experts(const GgufConfig& config, Latent& m) {
   kernels::RouterShape& r = m.experts.router;
   int shared = 0, gating = 0, dense = 0;
   std::optional<Error> error;
-  take(config.integer("expert_count", 1, kernels::kMostExperts), r.experts, error);
-  take(config.integer("expert_used_count", 1, kernels::kMostChosen), r.chosen, error);
-  take(config.integer("expert_feed_forward_length", 1, kMaxWidth), m.experts.size, error);
+  read_experts(config, m.experts, error);
   take(config.integer_or("expert_shared_count", 0, kernels::kMostExperts, 0), shared, error);
   take(config.integer_or("expert_group_count", 1, kernels::kMostExperts, 1), r.groups, error);
   take(config.integer_or("expert_group_used_count", 1, kernels::kMostExperts, 1), r.chosen_groups, error);
@@ -291,7 +264,7 @@ Result<void> read_experts(const GgufConfig& config, Latent& m) {
                 "expert_gating_func");
   m.experts.shared_size = shared * m.experts.size;
   for (int i = 0; i < m.sizes.layers; ++i) m.dense.push_back(i < dense);
-  m.corrected = config.file().find(fmt::format("blk.{}.{}", dense, kGgufExperts.correction)) != nullptr;
+  m.corrected = config.file().find(fmt::format("blk.{}.{}", dense, kGgufCorrection)) != nullptr;
   // Files without the key are of V2, or of models with corrections.
   const bool sigmoid = gating == 2 || (gating == 0 && m.corrected);
   r.scoring = sigmoid ? kernels::Scoring::kSigmoid : kernels::Scoring::kSoftmax;
@@ -326,7 +299,8 @@ Result<ModelSpec> deepseek2_from_gguf(const GgufConfig& config) {
   if (error) return std::unexpected(*error);
   m.rope.interleaved = true;
   const bool split = config.file().find("blk.0." + kGgufNames.kv_b) == nullptr;
-  return build(std::move(m), "deepseek2", {gguf_names(DecoderTraits{}), kGgufNames, kGgufExperts, split});
+  return build(std::move(m), "deepseek2",
+               {gguf_names(DecoderTraits{}), kGgufNames, gguf_expert_names(), kGgufCorrection, split});
 }
 
 }  // namespace quire::model

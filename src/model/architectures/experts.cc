@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "model/config.h"
+#include "model/architectures/decoder.h"
 
 namespace quire::model {
 namespace {
@@ -14,6 +14,49 @@ MlpSpec expert_of(int size, int hidden, MatrixPart gate, MatrixPart up, MatrixPa
 }
 
 }  // namespace
+
+ExpertNames hugging_face_expert_names(const std::string& shared) {
+  const std::string prefix = "mlp." + shared;
+  return {.scores = "mlp.gate.weight",
+          .correction = {},
+          .gate = "mlp.experts.{}.gate_proj.weight",
+          .up = "mlp.experts.{}.up_proj.weight",
+          .down = "mlp.experts.{}.down_proj.weight",
+          .shared_gate = prefix + ".gate_proj.weight",
+          .shared_up = prefix + ".up_proj.weight",
+          .shared_down = prefix + ".down_proj.weight",
+          .shared_scores = {}};
+}
+
+ExpertNames gguf_expert_names() {
+  return {.scores = "ffn_gate_inp.weight",
+          .correction = {},
+          .gate = "ffn_gate_exps.weight",
+          .up = "ffn_up_exps.weight",
+          .down = "ffn_down_exps.weight",
+          .shared_gate = "ffn_gate_shexp.weight",
+          .shared_up = "ffn_up_shexp.weight",
+          .shared_down = "ffn_down_shexp.weight",
+          .shared_scores = {}};
+}
+
+Result<std::vector<bool>> sparse_layers(const HuggingFaceConfig& config, int layers) {
+  auto step = config.integer_or("decoder_sparse_step", 1, kMaxLayers, 1);
+  if (!step) return std::unexpected(step.error());
+  Result<std::vector<int>> dense = std::vector<int>();
+  if (config.has("mlp_only_layers")) dense = config.integers("mlp_only_layers", 0, kMaxLayers);
+  if (!dense) return std::unexpected(dense.error());
+  std::vector<bool> sparse = every_nth(*step, layers);
+  for (int layer : *dense)
+    if (layer < layers) sparse[static_cast<size_t>(layer)] = false;
+  return sparse;
+}
+
+void read_experts(const GgufConfig& config, ExpertSizes& sizes, std::optional<Error>& error) {
+  take(config.integer("expert_count", 1, kernels::kMostExperts), sizes.router.experts, error);
+  take(config.integer("expert_used_count", 1, kernels::kMostChosen), sizes.router.chosen, error);
+  take(config.integer("expert_feed_forward_length", 1, kMaxWidth), sizes.size, error);
+}
 
 Result<void> check_experts(const ExpertSizes& s, int layers) {
   constexpr int kMostInAll = 1 << 17;

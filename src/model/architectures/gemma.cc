@@ -42,12 +42,6 @@ DecoderTraits traits(const char* architecture, bool qk_norm) {
           .tied_head = true};
 }
 
-std::vector<bool> every(int pattern, int layers) {
-  std::vector<bool> full;
-  for (int i = 0; i < layers; ++i) full.push_back((i + 1) % pattern == 0);
-  return full;
-}
-
 // Which layers are full.
 Result<std::vector<bool>> full_layers(const HuggingFaceConfig& config, int layers, int default_pattern) {
   auto windowed = windowed_layers(config, layers);
@@ -58,7 +52,7 @@ Result<std::vector<bool>> full_layers(const HuggingFaceConfig& config, int layer
   }
   auto pattern = config.integer_or("sliding_window_pattern", 1, kMaxLayers, default_pattern);
   if (!pattern) return std::unexpected(pattern.error());
-  return every(*pattern, layers);
+  return every_nth(*pattern, layers);
 }
 
 void set_layers(ModelSpec& spec, const std::vector<bool>& full, int window) {
@@ -195,7 +189,7 @@ Result<ModelSpec> gemma2_from_gguf(const GgufConfig& config) {
 
   ModelSpec spec = build_decoder(*sizes, t, gguf_names(t), tied);
   spec.ropes = {*rope, std::move(*rope)};
-  set_layers(spec, every(kPattern2, sizes->layers), *window);
+  set_layers(spec, every_nth(kPattern2, sizes->layers), *window);
   return spec;
 }
 
@@ -216,7 +210,7 @@ Result<ModelSpec> gemma3_from_gguf(const GgufConfig& config) {
   t.attention_scale = gguf_query_scale(*sizes, 62);
   ModelSpec spec = build_decoder(*sizes, t, gguf_names(t), tied);
   spec.ropes = {std::move(*global), local};
-  set_layers(spec, every(kPattern3, sizes->layers), *window);
+  set_layers(spec, every_nth(kPattern3, sizes->layers), *window);
   return spec;
 }
 

@@ -14,7 +14,7 @@ Result<ModelSpec> with_windows(const HuggingFaceConfig& config, const DecoderTra
   if (!spec) return spec;
   auto windows = chosen_windows(config, static_cast<int>(spec->layers.size()));
   if (!windows) return std::unexpected(windows.error());
-  for (size_t i = 0; i < spec->layers.size(); ++i) spec->layers[i].attention().window = (*windows)[i];
+  set_windows(*spec, *windows);
   return spec;
 }
 

@@ -2,7 +2,6 @@
 // Qwen3MoeForCausalLM. GGUF files (`qwen3moe`) always renormalise the weights of the chosen.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <optional>
 
 #include "model/architectures/architectures.h"
@@ -14,38 +13,6 @@ namespace {
 
 constexpr double kDefaultTheta = 10000;
 const DecoderTraits kTraits{.architecture = "qwen3moe", .qk_norm = true};
-
-const ExpertNames kHuggingFaceNames{.scores = "mlp.gate.weight",
-                                    .correction = {},
-                                    .gate = "mlp.experts.{}.gate_proj.weight",
-                                    .up = "mlp.experts.{}.up_proj.weight",
-                                    .down = "mlp.experts.{}.down_proj.weight",
-                                    .shared_gate = {},
-                                    .shared_up = {},
-                                    .shared_down = {},
-                                    .shared_scores = {}};
-const ExpertNames kGgufNames{.scores = "ffn_gate_inp.weight",
-                             .correction = {},
-                             .gate = "ffn_gate_exps.weight",
-                             .up = "ffn_up_exps.weight",
-                             .down = "ffn_down_exps.weight",
-                             .shared_gate = {},
-                             .shared_up = {},
-                             .shared_down = {},
-                             .shared_scores = {}};
-
-// Whether each layer has experts: every decoder_sparse_step-th, but for mlp_only_layers.
-Result<std::vector<bool>> sparse_layers(const HuggingFaceConfig& config, int layers) {
-  auto step = config.integer_or("decoder_sparse_step", 1, kMaxLayers, 1);
-  if (!step) return std::unexpected(step.error());
-  Result<std::vector<int>> dense = std::vector<int>();
-  if (config.has("mlp_only_layers")) dense = config.integers("mlp_only_layers", 0, kMaxLayers);
-  if (!dense) return std::unexpected(dense.error());
-  std::vector<bool> sparse;
-  for (int i = 0; i < layers; ++i)
-    sparse.push_back((i + 1) % *step == 0 && std::ranges::find(*dense, i) == dense->end());
-  return sparse;
-}
 
 Result<ExpertSizes> expert_sizes(const HuggingFaceConfig& config) {
   ExpertSizes s;
@@ -62,9 +29,7 @@ Result<ExpertSizes> expert_sizes(const HuggingFaceConfig& config) {
 Result<ExpertSizes> expert_sizes(const GgufConfig& config) {
   ExpertSizes s;
   std::optional<Error> error;
-  take(config.integer("expert_count", 1, kernels::kMostExperts), s.router.experts, error);
-  take(config.integer("expert_used_count", 1, kernels::kMostChosen), s.router.chosen, error);
-  take(config.integer("expert_feed_forward_length", 1, kMaxWidth), s.size, error);
+  read_experts(config, s, error);
   if (error) return std::unexpected(*error);
   return s;
 }
@@ -92,18 +57,18 @@ Result<ModelSpec> qwen3_moe_from_hugging_face(const HuggingFaceConfig& config) {
   const auto layers = static_cast<int>(spec->layers.size());
   auto windows = chosen_windows(config, layers);
   if (!windows) return std::unexpected(windows.error());
-  for (size_t i = 0; i < spec->layers.size(); ++i) spec->layers[i].attention().window = (*windows)[i];
+  set_windows(*spec, *windows);
   auto sparse = sparse_layers(config, layers);
   if (!sparse) return std::unexpected(sparse.error());
-  return with_experts(std::move(spec), expert_sizes(config), kHuggingFaceNames, hugging_face_names(traits).layer,
-                      *sparse);
+  return with_experts(std::move(spec), expert_sizes(config), hugging_face_expert_names(""),
+                      hugging_face_names(traits).layer, *sparse);
 }
 
 Result<ModelSpec> qwen3_moe_from_gguf(const GgufConfig& config) {
   auto spec = plain_decoder(config, kTraits, kDefaultTheta);
   if (!spec) return spec;
   const std::vector<bool> sparse(spec->layers.size(), true);
-  return with_experts(std::move(spec), expert_sizes(config), kGgufNames, gguf_names(kTraits).layer, sparse);
+  return with_experts(std::move(spec), expert_sizes(config), gguf_expert_names(), gguf_names(kTraits).layer, sparse);
 }
 
 }  // namespace quire::model

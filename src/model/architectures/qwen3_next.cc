@@ -151,34 +151,12 @@ ModelSpec build(Hybrid h, const DecoderTraits& traits, const Names& names) {
   return spec;
 }
 
-std::vector<bool> every(int interval, int layers) {
-  std::vector<bool> full;
-  for (int i = 0; i < layers; ++i) full.push_back((i + 1) % interval == 0);
-  return full;
-}
-
 Result<std::vector<bool>> full_layers(const HuggingFaceConfig& config, int layers) {
-  if (!config.has("layer_types")) {
-    auto interval = config.integer_or("full_attention_interval", 1, kMaxLayers, kDefaultInterval);
-    if (!interval) return std::unexpected(interval.error());
-    return every(*interval, layers);
-  }
-  auto types = config.strings("layer_types");
-  if (!types) return std::unexpected(types.error());
-  if (types->size() != static_cast<size_t>(layers))
-    return fail(ErrorKind::kCorruptFile,
-                fmt::format("layer_types must have one entry a layer, {}, not {}", layers, types->size()),
-                "layer_types");
-  std::vector<bool> full;
-  for (const std::string& type : *types) {
-    if (type != "full_attention" && type != "linear_attention")
-      return fail(
-          ErrorKind::kUnsupported,
-          fmt::format("layer type {} is not supported; supported are full_attention and linear_attention", type),
-          "layer_types");
-    full.push_back(type == "full_attention");
-  }
-  return full;
+  auto full = layers_of_type(config, "layer_types", layers, "full_attention", "linear_attention");
+  if (!full || !full->empty()) return full;
+  auto interval = config.integer_or("full_attention_interval", 1, kMaxLayers, kDefaultInterval);
+  if (!interval) return std::unexpected(interval.error());
+  return every_nth(*interval, layers);
 }
 
 Result<kernels::GatedDeltaShape> delta_shape(const HuggingFaceConfig& config) {
@@ -219,43 +197,32 @@ Result<kernels::GatedDeltaShape> delta_shape(const GgufConfig& config) {
   return s;
 }
 
-// A softmax over all experts; a layer is dense if mlp_only_layers names it or decoder_sparse_step passes it over.
+// A softmax over all experts.
 Result<void> read_experts(const HuggingFaceConfig& config, Hybrid& h) {
   kernels::RouterShape& r = h.experts.router;
-  int step = 1;
-  std::vector<int> dense;
   std::optional<Error> error;
   take(config.integer("num_experts", 1, kernels::kMostExperts), r.experts, error);
   take(config.integer("num_experts_per_tok", 1, kernels::kMostChosen), r.chosen, error);
   take(config.boolean_or("norm_topk_prob", true), r.renormalise, error);
   take(config.integer("moe_intermediate_size", 1, kMaxWidth), h.experts.size, error);
   take(config.integer("shared_expert_intermediate_size", 1, kMaxWidth), h.experts.shared_size, error);
-  take(config.integer_or("decoder_sparse_step", 1, kMaxLayers, 1), step, error);
-  if (config.has("mlp_only_layers")) take(config.integers("mlp_only_layers", 0, kMaxLayers), dense, error);
   if (error) return std::unexpected(*error);
-  for (int i = 0; i < h.sizes.layers; ++i)
-    h.sparse[static_cast<size_t>(i)] = (i + 1) % step == 0 && std::ranges::find(dense, i) == dense.end();
+  take(sparse_layers(config, h.sizes.layers), h.sparse, error);
+  if (error) return std::unexpected(*error);
   return check_experts(h.experts, h.sizes.layers);
 }
 
-const ExpertNames kHuggingFaceExperts{.scores = "mlp.gate.weight",
-                                      .correction = "",
-                                      .gate = "mlp.experts.{}.gate_proj.weight",
-                                      .up = "mlp.experts.{}.up_proj.weight",
-                                      .down = "mlp.experts.{}.down_proj.weight",
-                                      .shared_gate = "mlp.shared_expert.gate_proj.weight",
-                                      .shared_up = "mlp.shared_expert.up_proj.weight",
-                                      .shared_down = "mlp.shared_expert.down_proj.weight",
-                                      .shared_scores = "mlp.shared_expert_gate.weight"};
-const ExpertNames kGgufExperts{.scores = "ffn_gate_inp.weight",
-                               .correction = "",
-                               .gate = "ffn_gate_exps.weight",
-                               .up = "ffn_up_exps.weight",
-                               .down = "ffn_down_exps.weight",
-                               .shared_gate = "ffn_gate_shexp.weight",
-                               .shared_up = "ffn_up_shexp.weight",
-                               .shared_down = "ffn_down_shexp.weight",
-                               .shared_scores = "ffn_gate_inp_shexp.weight"};
+ExpertNames expert_names() {
+  ExpertNames names = hugging_face_expert_names("shared_expert");
+  names.shared_scores = "mlp.shared_expert_gate.weight";
+  return names;
+}
+
+ExpertNames gguf_names_of_experts() {
+  ExpertNames names = gguf_expert_names();
+  names.shared_scores = "ffn_gate_inp_shexp.weight";
+  return names;
+}
 
 // All but what depends on the architecture.
 Result<Hybrid> read(const HuggingFaceConfig& config) {
@@ -288,7 +255,7 @@ Result<Hybrid> read(const GgufConfig& config) {
   if (error) return std::unexpected(*error);
   take(gguf_rope(config, h.sizes.head_dim, kDefaultTheta), h.rope, error);
   if (error) return std::unexpected(*error);
-  h.full = every(interval, h.sizes.layers);
+  h.full = every_nth(interval, h.sizes.layers);
   h.sparse.resize(static_cast<size_t>(h.sizes.layers));
   return h;
 }
@@ -299,14 +266,14 @@ DecoderTraits traits(const char* architecture, float norm_offset) {
 
 ModelSpec build_hugging_face(Hybrid h, const char* architecture) {
   const DecoderTraits t = traits(architecture, 1);
-  return build(std::move(h), t, {hugging_face_names(t), kHuggingFaceNames, kHuggingFaceExperts});
+  return build(std::move(h), t, {hugging_face_names(t), kHuggingFaceNames, expert_names()});
 }
 
 ModelSpec build_gguf(Hybrid h, const char* architecture) {
   const DecoderTraits t = traits(architecture, 0);
   DecoderNames names = gguf_names(t);
   names.mlp_norm = "post_attention_norm.weight";
-  return build(std::move(h), t, {names, kGgufNames, kGgufExperts});
+  return build(std::move(h), t, {names, kGgufNames, gguf_names_of_experts()});
 }
 
 }  // namespace
@@ -337,11 +304,8 @@ Result<ModelSpec> qwen3_next_from_gguf(const GgufConfig& config) {
   if (!h) return std::unexpected(h.error());
   // The oldest files have q, k, v and z in one tensor.
   h->form = {.qkvz = config.file().find("blk.0." + kGgufNames.qkvz) != nullptr, .ba = true};
-  kernels::RouterShape& r = h->experts.router;
   std::optional<Error> error;
-  take(config.integer("expert_count", 1, kernels::kMostExperts), r.experts, error);
-  take(config.integer("expert_used_count", 1, kernels::kMostChosen), r.chosen, error);
-  take(config.integer("expert_feed_forward_length", 1, kMaxWidth), h->experts.size, error);
+  read_experts(config, h->experts, error);
   take(config.integer("expert_shared_feed_forward_length", 1, kMaxWidth), h->experts.shared_size, error);
   if (error) return std::unexpected(*error);
   if (auto ok = check_experts(h->experts, h->sizes.layers); !ok) return std::unexpected(ok.error());

@@ -48,10 +48,9 @@ Result<ModelSpec> smollm3_from_hugging_face(const HuggingFaceConfig& config) {
   if (!with_rope) return std::unexpected(with_rope.error());
   auto windows = windows_of(config, *with_rope);
   if (!windows) return std::unexpected(windows.error());
-  for (size_t i = 0; i < spec->layers.size(); ++i) {
-    spec->layers[i].attention().window = (*windows)[i];
+  set_windows(*spec, *windows);
+  for (size_t i = 0; i < spec->layers.size(); ++i)
     if ((*with_rope)[i] == 0) spec->layers[i].attention().rope = -1;
-  }
   return spec;
 }
 
