@@ -152,19 +152,25 @@ void print(const std::vector<Figure>& figures, const BenchFlags& flags, const Mo
   fmt::print("{}\n", out.dump(2));
 }
 
-// Requests that run together, of `tokens` each.
+// Requests that run together; of one token each, their prompts are timed.
 struct Test {
+  std::string name;
   int requests;
-  int64_t tokens;
+  int prompt;
+  int generated;
+  int64_t tokens() const { return int64_t{prompt} + generated; }
 };
 
 std::vector<Test> tests_of(const BenchFlags& flags) {
   std::vector<Test> tests;
   for (int prompt : flags.prompt_tokens)
-    if (prompt > 0) tests.push_back({1, prompt + 1});
-  if (flags.generated_tokens == 0) return tests;
-  for (int batch : flags.batch) tests.push_back({batch, kDecodePrompt + flags.generated_tokens});
-  for (int depth : flags.depth) tests.push_back({1, depth + flags.generated_tokens});
+    if (prompt > 0) tests.push_back({fmt::format("pp{}", prompt), 1, prompt, 1});
+  const int generated = flags.generated_tokens;
+  if (generated == 0) return tests;
+  const std::string name = fmt::format("tg{}", generated);
+  for (int batch : flags.batch)
+    tests.push_back({batch == 1 ? name : fmt::format("{}@{}", name, batch), batch, kDecodePrompt, generated});
+  for (int depth : flags.depth) tests.push_back({fmt::format("{}@d{}", name, depth), 1, depth, generated});
   return tests;
 }
 
@@ -173,7 +179,7 @@ std::vector<Test> tests_of(const BenchFlags& flags) {
 Result<size_t> cache_of(const engine::OpenedModel& model, EngineOptions options, const std::vector<Test>& tests) {
   int64_t bytes = 0;
   for (const Test& test : tests) {
-    options.max_model_len = test.tokens;
+    options.max_model_len = test.tokens();
     auto outline = engine::outline_model(model, options);
     if (!outline) return std::unexpected(outline.error());
     const int64_t blocks = test.requests * outline->plan.request_blocks() + 1;  // and the null block
@@ -187,7 +193,7 @@ Result<std::unique_ptr<engine::Core>> load(const BenchFlags& flags, const std::v
   options.max_num_seqs = std::max(options.max_num_seqs, *std::ranges::max_element(flags.batch));
   auto opened = engine::open_model(options);
   if (!opened) return std::unexpected(opened.error());
-  const int64_t longest = tests.empty() ? 1 : std::ranges::max(tests, {}, &Test::tokens).tokens;
+  const int64_t longest = tests.empty() ? 1 : std::ranges::max(tests, {}, &Test::tokens).tokens();
   const int64_t allowed = std::min(options.max_model_len.value_or(longest), int64_t{opened->spec.max_positions});
   if (longest > allowed)
     return fail(ErrorKind::kInvalidRequest,
@@ -206,24 +212,16 @@ Result<std::unique_ptr<engine::Core>> load(const BenchFlags& flags, const std::v
 }  // namespace
 
 int bench(const BenchFlags& flags) {
-  auto core = load(flags, tests_of(flags));
+  const std::vector<Test> tests = tests_of(flags);
+  auto core = load(flags, tests);
   if (!core) return report(core.error());
   (*core)->model().pool->pin_caller();
   Runner runner(**core);
   std::vector<Figure> figures;
-  const auto add = [&](const std::string& name, int requests, int prompt, int generated) {
-    figures.push_back(measure(**core, name, flags, [&](exec::StepProfile* profile) {
-      return runner.run(requests, prompt, generated, profile);
+  for (const Test& test : tests)
+    figures.push_back(measure(**core, test.name, flags, [&](exec::StepProfile* profile) {
+      return runner.run(test.requests, test.prompt, test.generated, profile);
     }));
-  };
-  for (int prompt : flags.prompt_tokens)
-    if (prompt > 0) add(fmt::format("pp{}", prompt), 1, prompt, 1);
-  if (flags.generated_tokens > 0) {
-    const std::string name = fmt::format("tg{}", flags.generated_tokens);
-    for (int batch : flags.batch)
-      add(batch == 1 ? name : fmt::format("{}@{}", name, batch), batch, kDecodePrompt, flags.generated_tokens);
-    for (int depth : flags.depth) add(fmt::format("{}@d{}", name, depth), 1, depth, flags.generated_tokens);
-  }
   print(figures, flags, (*core)->info());
   return 0;
 }
