@@ -138,23 +138,9 @@ struct Mix {
   }
 
   void finish(int panel, const float* sums) const {
-    const int column = panel * width();
-    const auto at = [&](auto* base) { return base == nullptr ? base : base + column; };
-    FinishArgs args{};
+    FinishArgs args = destination(*terms.front().matrix, output, panel, 0, rows);
     args.sums = sums;
-    args.slices = slices();
     args.slice_stride = static_cast<size_t>(rows) * static_cast<size_t>(width());
-    args.rows = rows;
-    args.width = width();
-    args.columns = std::min(width(), terms.front().matrix->outputs() - column);
-    args.out = at(output.out);
-    args.out_stride = output.stride;
-    args.addend = at(output.addend);
-    args.addend_stride = output.addend_stride;
-    args.addend_scale = output.addend_scale;
-    args.bias = at(output.bias);
-    args.residual = at(output.residual);
-    args.residual_stride = output.residual_stride;
     table.gemm->finish(args);
   }
 };

@@ -30,10 +30,6 @@ int least_wide_rows(const KernelTable& table, ActivationKind kind) {
   return std::numeric_limits<int>::max();
 }
 
-int columns_end(const PackedMatrix& w, const GemmOutput& output) {
-  return output.column_end < 0 ? w.outputs() : output.column_end;
-}
-
 // A worker's share is begun piece by piece, so that others can help one that is slow.
 constexpr int kPieces = 8;
 

@@ -33,30 +33,8 @@ FinishArgs mixed_destination(const Product& x, int panel, int row, int rows) {
   return args;
 }
 
-// Where results of `rows` rows from `row` on go; not where they come from.
 FinishArgs destination(const Product& x, int panel, int row, int rows) {
-  const GemmOutput& output = x.output;
-  const auto first = static_cast<size_t>(row);
-  const int n = panel * x.width();
-  const auto column = static_cast<size_t>(n - output.column_begin);
-  const auto at = [&](auto* base, size_t stride) { return base == nullptr ? base : base + first * stride + column; };
-  if (x.mixing != nullptr) return mixed_destination(x, panel, row, rows);
-  return {
-      .sums = nullptr,
-      .slices = x.w.slices(),
-      .slice_stride = 0,
-      .rows = rows,
-      .width = x.width(),
-      .columns = std::min(x.width(), x.columns_end() - n),
-      .out = at(output.out, output.stride),
-      .out_stride = output.stride,
-      .addend = at(output.addend, output.addend_stride),
-      .addend_stride = output.addend_stride,
-      .addend_scale = output.addend_scale,
-      .bias = output.bias == nullptr ? nullptr : output.bias + column,
-      .residual = at(output.residual, output.residual_stride),
-      .residual_stride = output.residual_stride,
-  };
+  return x.mixing != nullptr ? mixed_destination(x, panel, row, rows) : destination(x.w, x.output, panel, row, rows);
 }
 
 // The sums of all slices of a tile become outputs.
@@ -225,6 +203,29 @@ class WideProduct {
 };
 
 }  // namespace
+
+FinishArgs destination(const PackedMatrix& w, const GemmOutput& output, int panel, int row, int rows) {
+  const auto first = static_cast<size_t>(row);
+  const int width = panel_columns(w.layout()), n = panel * width;
+  const auto column = static_cast<size_t>(n - output.column_begin);
+  const auto at = [&](auto* base, size_t stride) { return base == nullptr ? base : base + first * stride + column; };
+  return {
+      .sums = nullptr,
+      .slices = w.slices(),
+      .slice_stride = 0,
+      .rows = rows,
+      .width = width,
+      .columns = std::min(width, columns_end(w, output) - n),
+      .out = at(output.out, output.stride),
+      .out_stride = output.stride,
+      .addend = at(output.addend, output.addend_stride),
+      .addend_stride = output.addend_stride,
+      .addend_scale = output.addend_scale,
+      .bias = output.bias == nullptr ? nullptr : output.bias + column,
+      .residual = at(output.residual, output.residual_stride),
+      .residual_stride = output.residual_stride,
+  };
+}
 
 void run(const Product& product, const GemmPart& part) {
   const auto& [table, w, a, output, mixing] = product;

@@ -2,8 +2,17 @@
 #pragma once
 
 #include "kernels/gemm.h"
+#include "kernels/gemm_kernels.h"
 
 namespace quire::kernels {
+
+// Behind the last column that is wanted.
+inline int columns_end(const PackedMatrix& w, const GemmOutput& output) {
+  return output.column_end < 0 ? w.outputs() : output.column_end;
+}
+
+// Where results of a panel go, of `rows` rows from `row` on; not where they come from.
+FinishArgs destination(const PackedMatrix& w, const GemmOutput& output, int panel, int row, int rows);
 
 // Instead of outputs, slices of rows that mix experts (rule 8).
 struct Mixing {
@@ -29,7 +38,7 @@ struct Product {
     const auto inputs = static_cast<int64_t>(padded_inputs(w.layout(), static_cast<size_t>(w.inputs())));
     return static_cast<int>(inputs * s / w.slices());
   }
-  int columns_end() const { return output.column_end < 0 ? w.outputs() : output.column_end; }
+  int columns_end() const { return kernels::columns_end(w, output); }
 };
 
 void run(const Product& product, const GemmPart& part);
