@@ -1,4 +1,4 @@
-// Times paged attention: attention_bench [prefill] [decode] [shared] [--isa NAME].
+// Times paged attention: attention_bench [prefill] [decode] [shared] [--isa NAME] [--without-amx].
 //
 // Prefill in GF/s of the visible keys; decode in GB/s of K and V, from caches that exceed the second level many times
 // over. Every figure is the best of several rounds; behind it stands the share of what the peaks, probed at the start,
@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <ctime>
 #include <numeric>
 #include <random>
 #include <string>
@@ -19,18 +17,13 @@
 #include "kernels/attention.h"
 #include "kernels/probe.h"
 #include "kernels/roofline.h"
+#include "setup.h"
 
 namespace quire::kernels {
 namespace {
 
 constexpr int kRounds = 7;
 constexpr size_t kCacheBytes = size_t{160} << 20;
-
-double seconds(bool own) {
-  timespec now;
-  clock_gettime(own ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 
 constexpr int kThreads[] = {1, 2};
 
@@ -206,27 +199,19 @@ void overheads(const KernelTable& table) {
   fmt::print("plan of 16 decodes at 1600: {:.1f} us\n", (seconds(true) - start) * 1e3);
 }
 
-int main_of(int argc, char** argv) {
-  std::vector<std::string> what;
-  std::string isa_name;
-  for (int i = 1; i < argc; i++)
-    if (std::strcmp(argv[i], "--isa") == 0 && i + 1 < argc) {
-      isa_name = argv[++i];
-    } else {
-      what.emplace_back(argv[i]);
-    }
-  const CpuFeatures cpu = detect_cpu();
-  const auto isa = isa_name.empty() ? choose_isa(cpu) : parse_isa(isa_name);
-  const auto table = isa ? kernel_table(*isa, cpu) : std::unexpected(isa.error());
-  if (!table) {
-    fmt::print(stderr, "{}\n", table.error().message);
+int main_of(const std::vector<std::string>& args) {
+  const auto setup = bench_setup(args);
+  if (!setup) {
+    fmt::print(stderr, "{}\n", setup.error().message);
     return 2;
   }
-  Machine machine{.table = *table, .peaks = {}};
+  const KernelTable& table = setup->table;
+  const auto& what = setup->wanted;
+  Machine machine{.table = table, .peaks = {}};
   for (size_t i = 0; i < std::size(kThreads); i++) {
     ThreadPool pool(kThreads[i]);
     Allocator allocator;
-    const auto peaks = probe_peaks(*table, pool, allocator);
+    const auto peaks = probe_peaks(table, pool, allocator);
     if (!peaks) {
       fmt::print(stderr, "{}\n", peaks.error().message);
       return 2;
@@ -241,13 +226,13 @@ int main_of(int argc, char** argv) {
         prefill(machine, heads, tokens, window);
     if (wanted("decode"))
       for (const int depth : {512, 2048, 8192}) decode(machine, heads, depth, 64);
-    if (wanted("shared")) shared(*table, heads);
+    if (wanted("shared")) shared(table, heads);
   }
-  if (wanted("overheads")) overheads(*table);
+  if (wanted("overheads")) overheads(table);
   return 0;
 }
 
 }  // namespace
 }  // namespace quire::kernels
 
-int main(int argc, char** argv) { return quire::kernels::main_of(argc, argv); }
+int main(int argc, char** argv) { return quire::kernels::main_of({argv + 1, argv + argc}); }

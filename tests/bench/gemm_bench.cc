@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "kernels/gemm.h"
 #include "kernels/probe.h"
 #include "kernels/roofline.h"
+#include "setup.h"
 
 namespace quire::kernels {
 namespace {
@@ -35,13 +35,6 @@ constexpr Shape kShapes[] = {{"square", 2048, 2048, 1}, {"qkv", 960, 576, 1},   
 constexpr int kRows[] = {1, 2, 4, 8, 16, 32, 64, 256};
 constexpr size_t kWeightBytes = size_t{96} << 20;
 constexpr int kRounds = 9;
-
-// On one thread its own time counts, so that a busy machine disturbs less.
-double seconds(bool own) {
-  timespec now;
-  clock_gettime(own ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 
 // Random blocks. Byte patterns that would be a huge or infinite fp16 or bf16 are avoided everywhere, at no loss.
 std::vector<std::byte> random_file(WeightFormat format, const Shape& shape, std::mt19937& rng) {
@@ -113,30 +106,17 @@ void bench(const KernelTable& table, WeightFormat format, const Shape& shape, Th
 }
 
 int run(const std::vector<std::string>& args) {
-  CpuFeatures cpu = detect_cpu();
-  auto isa = choose_isa(cpu);
-  int threads = usable_cores();
-  std::vector<std::string> wanted;
-  for (size_t i = 0; i < args.size(); i++) {
-    if (args[i] == "--isa" && i + 1 < args.size()) {
-      isa = parse_isa(args[++i]);
-    } else if (args[i] == "--threads" && i + 1 < args.size()) {
-      threads = std::stoi(args[++i]);
-    } else if (args[i] == "--without-amx") {
-      cpu.amx_int8 = cpu.amx_bf16 = false;
-    } else {
-      wanted.push_back(args[i]);
-    }
-  }
-  if (!isa) return fmt::print("{}\n", isa.error().message), 2;
-  const auto table = kernel_table(*isa, cpu);
-  if (!table) return fmt::print("{}\n", table.error().message), 2;
+  const auto setup = bench_setup(args);
+  if (!setup) return fmt::print("{}\n", setup.error().message), 2;
+  const auto& [table, threads, wanted] = *setup;
   ThreadPool pool(threads);
   Allocator allocator;
-  const auto peaks = probe_peaks(*table, pool, allocator);
+  const auto peaks = probe_peaks(table, pool, allocator);
   if (!peaks) return fmt::print("{}\n", peaks.error().message), 2;
-  fmt::print("{}, {} threads; peaks: {}\n", describe(*table), threads, describe(*peaks));
-  const auto is_wanted = [&](const char* name) { return std::ranges::find(wanted, name) != wanted.end(); };
+  fmt::print("{}, {} threads; peaks: {}\n", describe(table), threads, describe(*peaks));
+  const auto is_wanted = [&names = setup->wanted](const char* name) {
+    return std::ranges::find(names, name) != names.end();
+  };
   const bool all_shapes = std::ranges::none_of(kShapes, is_wanted, &Shape::name);
   const bool all_formats = wanted.empty() || std::ranges::all_of(wanted, [](const std::string& name) {
                              return std::ranges::find(kShapes, name, &Shape::name) != std::end(kShapes);
@@ -147,7 +127,7 @@ int run(const std::vector<std::string>& args) {
     if (!all_formats && !is_wanted(info.name)) continue;
     for (const Shape& shape : kShapes) {
       if (!all_shapes && !is_wanted(shape.name)) continue;
-      if (shape.k % (info.block_elements * shape.slices) == 0) bench(*table, format, shape, pool, *peaks);
+      if (shape.k % (info.block_elements * shape.slices) == 0) bench(table, format, shape, pool, *peaks);
     }
   }
   return 0;

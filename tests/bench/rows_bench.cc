@@ -1,4 +1,5 @@
-// Times what stands between the matrix products, kernel by kernel: rows_bench [NAME...] [--isa NAME] [--threads N].
+// Times what stands between the matrix products, kernel by kernel: rows_bench [NAME...] [--isa NAME] [--threads
+// N] [--without-amx].
 //
 // Each figure is the best of several rounds over rows that the second-level cache holds, but for caches of keys, states
 // and latents, which come from memory. Behind it stands the share of what the peaks, probed at the start, allow.
@@ -21,6 +22,7 @@
 #include "kernels/rope.h"
 #include "kernels/row_ops.h"
 #include "kernels/scan.h"
+#include "setup.h"
 
 namespace quire::kernels {
 namespace {
@@ -279,27 +281,15 @@ class Bench {
 };
 
 int run(const std::vector<std::string>& args) {
-  const CpuFeatures cpu = detect_cpu();
-  auto isa = choose_isa(cpu);
-  int threads = usable_cores();
-  std::vector<std::string> wanted;
-  for (size_t i = 0; i < args.size(); i++) {
-    if (args[i] == "--isa" && i + 1 < args.size()) {
-      isa = parse_isa(args[++i]);
-    } else if (args[i] == "--threads" && i + 1 < args.size()) {
-      threads = std::stoi(args[++i]);
-    } else {
-      wanted.push_back(args[i]);
-    }
-  }
-  const auto table = isa ? kernel_table(*isa, cpu) : std::unexpected(isa.error());
-  if (!table) return fmt::print(stderr, "{}\n", table.error().message), 2;
+  const auto setup = bench_setup(args);
+  if (!setup) return fmt::print(stderr, "{}\n", setup.error().message), 2;
+  const auto& [table, threads, wanted] = *setup;
   ThreadPool pool(threads);
   Allocator allocator;
-  const auto peaks = probe_peaks(*table, pool, allocator);
+  const auto peaks = probe_peaks(table, pool, allocator);
   if (!peaks) return fmt::print(stderr, "{}\n", peaks.error().message), 2;
-  fmt::print("{}, {} threads; peaks: {}\n", describe(*table), threads, describe(*peaks));
-  Bench(*table, pool, *peaks, wanted).all();
+  fmt::print("{}, {} threads; peaks: {}\n", describe(table), threads, describe(*peaks));
+  Bench(table, pool, *peaks, wanted).all();
   return 0;
 }
 
