@@ -11,17 +11,11 @@
 #include <sstream>
 #include <string>
 
+#include "base/read_line.h"
 #include "base/topology.h"
 
 namespace quire {
 namespace {
-
-std::string read_line(const std::string& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
 
 // The number at the start of `text`, or `otherwise` ("max", a missing file).
 size_t number_or(std::string_view text, size_t otherwise) {

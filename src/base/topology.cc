@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <tuple>
 
+#include "base/read_line.h"
 #include "base/utf8.h"
 
 namespace quire {
@@ -23,13 +23,6 @@ constexpr int kMostNodes = 1024;
 
 std::unexpected<Error> refuse(const std::string& message) {
   return fail(ErrorKind::kInvalidRequest, "cpu_affinity: " + message, std::string(kParam));
-}
-
-std::string read_line(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
 }
 
 // A CPU's number, in plain digits.
