@@ -36,7 +36,7 @@ TEST_F(ServiceTest, ExplainsInTheLastChunkOfAStream) {
     FakeEngine engine;
     Service service({.served_model_names = {"m"}, .random = [] { return uint64_t{42}; }});
     service.open(engine.backend(&tokenizer_, &template_));
-    const auto exchange = std::make_shared<FakeExchange>();
+    const auto exchange = new_exchange();
     json body = {
         {"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"stream", true}, {"quire", {{"explain", true}}}};
     if (usage) body["stream_options"] = {{"include_usage", true}};

@@ -186,7 +186,7 @@ TEST_F(ServiceTest, CancelsWhenTheClientLeaves) {
 
 TEST_F(ServiceTest, CancelsAlsoWhenTheClientLeavesBeforeTheIdsAreKnown) {
   open();
-  const auto exchange = std::make_shared<FakeExchange>();
+  const auto exchange = new_exchange();
   service_.handler().handle(request_of("POST", "/v1/completions", R"({"prompt":"a"})"), exchange);
   while (engine_.asked() == 0) std::this_thread::yield();  // asked, but the news is still a task
   exchange->leave();
@@ -207,7 +207,7 @@ TEST_F(ServiceTest, TokenizesAndBack) {
 
 TEST_F(ServiceTest, TakesRequestIdsAndListsIgnoredFields) {
   open();
-  const auto exchange = std::make_shared<FakeExchange>();
+  const auto exchange = new_exchange();
   service_.handler().handle(request_of("POST", "/v1/completions", R"({"prompt":"a","future":1,"bad name\r\nX: y":2})",
                                        {{"x-request-id", "mine-1"}}),
                             exchange);
@@ -294,7 +294,7 @@ class OtherDefaultsTest : public ServiceTest {
     Service service({.served_model_names = {"m"}, .sampling_defaults = defaults});
     FakeEngine engine;
     service.open(engine.backend(&tokenizer_, &template_));
-    const auto exchange = std::make_shared<FakeExchange>();
+    const auto exchange = new_exchange();
     service.handler().handle(request_of("POST", "/v1/completions", R"({"prompt":"a"})"), exchange);
     EXPECT_TRUE(exchange->run_until([&] { return engine.asked() == 1; }));
     engine.send_text(0, "x", FinishReason::kStop);

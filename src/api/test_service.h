@@ -86,6 +86,11 @@ class FakeExchange final : public Exchange {
     closed = true;
     if (close_) close_();
   }
+  // Tasks that nobody will run may hold what holds this exchange; a network's end forgets them too.
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    tasks_.clear();
+  }
 
   HttpResponse answer;
   std::string stream;
@@ -132,7 +137,12 @@ class ServiceTest : public testing::Test {
       : ServiceTest(ServiceOptions{.served_model_names = {"m", "alias"}, .random = [] { return uint64_t{42}; }}) {}
   explicit ServiceTest(ServiceOptions options)
       : tokenizer_(byte_tokenizer()), template_(small_template()), service_(std::move(options)) {}
-  ~ServiceTest() override { service_.close(); }
+  ~ServiceTest() override {
+    service_.close();
+    for (const auto& exchange : exchanges_) exchange->forget();
+  }
+
+  std::shared_ptr<FakeExchange> new_exchange() { return exchanges_.emplace_back(std::make_shared<FakeExchange>()); }
 
   void open() { service_.open(engine_.backend(&tokenizer_, &template_)); }
   void open_without_text() { service_.open(engine_.backend(nullptr, nullptr)); }
@@ -150,7 +160,7 @@ class ServiceTest : public testing::Test {
   HttpResponse ask(HttpRequest request) {
     const Handler handler = service_.handler();
     if (auto refusal = handler.admit(request)) return *refusal;
-    const auto exchange = std::make_shared<FakeExchange>();
+    const auto exchange = new_exchange();
     handler.handle(std::move(request), exchange);
     EXPECT_TRUE(exchange->run_until([&] { return exchange->done; }));
     return exchange->answer;
@@ -162,7 +172,7 @@ class ServiceTest : public testing::Test {
   // Sends a request and waits until the engine has `answers` more.
   std::shared_ptr<FakeExchange> submit(std::string path, const std::string& body, size_t answers = 1) {
     const size_t before = engine_.asked();
-    const auto exchange = std::make_shared<FakeExchange>();
+    const auto exchange = new_exchange();
     HttpRequest request = request_of("POST", std::move(path), body);
     const Handler handler = service_.handler();
     EXPECT_FALSE(handler.admit(request).has_value());
@@ -192,6 +202,7 @@ class ServiceTest : public testing::Test {
   text::ChatTemplate template_;
   FakeEngine engine_;
   Service service_;
+  std::vector<std::shared_ptr<FakeExchange>> exchanges_;
 };
 
 inline PositionLogprobs position(TokenId token, float logprob, std::vector<TokenLogprob> top, int rank = 1) {
