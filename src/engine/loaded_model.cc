@@ -129,7 +129,7 @@ Result<void> check_options(const EngineOptions& options) {
 // What quantisation leaves as it is, for people.
 std::string notice_of(const model::QuantisationPlan& plan) {
   if (plan.kept.empty()) return {};
-  return fmt::format("{} matrices stay as they are, since their rows are not whole groups of {}: {}{}",
+  return fmt::format("{} matrices stay as they are, since their rows are not whole groups of {} inputs: {}{}",
                      plan.kept.size(), weights::kQuantisedBlock, plan.kept.front(),
                      plan.kept.size() > 1 ? " and others" : "");
 }

@@ -480,14 +480,13 @@ void Forward::feed_forward(int rows, size_t layer) {
 // Activations of gate and up become those of down.
 void Forward::inner_activations(const model::MlpSpec& spec, const model::MlpWeights& weights, int rows) {
   const auto stride = static_cast<size_t>(spec.gate_up.rows());
-  const auto activate = activation_function(*kernels_, spec.activation);
   apply(weights.gate_up, floats(wide_), stride, nullptr);
   charge(Operator::kGateUp);
   activations_.reshape(*kernels_, kind_of(weights.down), rows, spec.size);
   pool_->split(rows, [&](int begin, int end) {
     for (int r = begin; r < end; ++r) {
       float* gate = floats(wide_) + static_cast<size_t>(r) * stride;
-      activate(gate, gate + spec.size, spec.size, gate);
+      activate(*kernels_, spec, gate);
       activations_.set_row(*kernels_, gate, r);
     }
   });

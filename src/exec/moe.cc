@@ -10,6 +10,11 @@ namespace {
 
 float* floats(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
 
+// Of the part's outputs; null: none.
+const float* bias_of(const model::Linear& linear, const model::Linear::Part& part) {
+  return linear.bias.empty() ? nullptr : linear.bias.data() + part.first_row;
+}
+
 // The most of what any expert layer needs.
 struct Sizes {
   int scores = 0, chosen = 0, experts = 0, wide = 0, inner = 0, parts = 0, slices = 0;
@@ -35,8 +40,16 @@ Sizes sizes_of(const model::Model& model) {
 
 }  // namespace
 
-ActivationFunction activation_function(const kernels::KernelTable& kernels, model::Activation activation) {
-  return activation == model::Activation::kSilu ? kernels.rows->silu_mul : kernels.rows->gelu_tanh_mul;
+void activate(const kernels::KernelTable& kernels, const model::MlpSpec& spec, float* gate_up) {
+  float* up = gate_up + spec.size;
+  switch (spec.activation) {
+    case model::Activation::kSilu:
+      return kernels.rows->silu_mul(gate_up, up, spec.size, gate_up);
+    case model::Activation::kGeluTanh:
+      return kernels.rows->gelu_tanh_mul(gate_up, up, spec.size, gate_up);
+    case model::Activation::kClampedSwiglu:
+      return kernels.rows->clamped_swiglu({gate_up, up, spec.alpha, spec.limit, spec.size, gate_up});
+  }
 }
 
 Result<MoeLayers> MoeLayers::make(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool,
@@ -74,7 +87,8 @@ void MoeLayers::route(const model::MoeSpec& spec, const model::MoeWeights& weigh
   score_inputs_.reshape(*kernels_, kernels::ActivationKind::kF32, rows, hidden_);
   pool_->split(rows, [&](int begin, int end) { score_inputs_.set_rows(*kernels_, x, width, begin, end); });
   for (const auto& part : weights.scores.parts) {
-    const kernels::GemmOutput output{.out = floats(scores_) + part.first_row, .stride = scores};
+    const kernels::GemmOutput output{
+        .out = floats(scores_) + part.first_row, .stride = scores, .bias = bias_of(weights.scores, part)};
     kernels::gemm(*kernels_, part.matrix, score_inputs_, output, *pool_);
   }
   const auto chosen = static_cast<size_t>(spec.router.chosen);
@@ -108,9 +122,11 @@ void MoeLayers::gather(const model::MoeSpec& spec, const model::MoeWeights& weig
   products_.clear();
   for (size_t g = 0; g < groups.size(); ++g) {
     float* out = floats(wide_) + static_cast<size_t>(groups[g].first) * stride;
-    for (const auto& part : weights.experts[static_cast<size_t>(groups[g].expert)].gate_up.parts)
-      products_.push_back(
-          {&part.matrix, &inputs_.group(g), kernels::GemmOutput{.out = out + part.first_row, .stride = stride}});
+    const model::Linear& linear = weights.experts[static_cast<size_t>(groups[g].expert)].gate_up;
+    for (const auto& part : linear.parts) {
+      const kernels::GemmOutput output{.out = out + part.first_row, .stride = stride, .bias = bias_of(linear, part)};
+      products_.push_back({&part.matrix, &inputs_.group(g), output});
+    }
   }
   // Rounding to int8 takes longer than to copy what it gave; floats are rounded while they are copied.
   for_each_pair([&](size_t g, int pair, int row) {
@@ -125,12 +141,11 @@ void MoeLayers::gather(const model::MoeSpec& spec, const model::MoeWeights& weig
 void MoeLayers::activate(const model::MoeSpec& spec, const model::MoeWeights& weights) {
   const model::MlpSpec& first = spec.experts.front();
   const auto stride = static_cast<size_t>(first.gate_up.rows());
-  const auto function = activation_function(*kernels_, first.activation);
   const kernels::Layout layout = weights.experts.front().down.parts.front().matrix.layout();
   inner_.reshape(*kernels_, kernels::activation_kind(layout), pairs_.groups(), first.size);
   for_each_pair([&](size_t g, int pair, int row) {
     float* gate = floats(wide_) + static_cast<size_t>(pair) * stride;
-    function(gate, gate + first.size, first.size, gate);
+    exec::activate(*kernels_, first, gate);
     inner_.group(g).set_row(*kernels_, gate, row);
   });
 }
@@ -149,9 +164,12 @@ void MoeLayers::gate_shared(const model::MoeSpec& spec, float* shared, int rows)
 void MoeLayers::mix(const model::MoeWeights& weights, int rows, const kernels::GemmOutput& output) {
   const auto groups = pairs_.groups();
   terms_.clear();
-  for (size_t g = 0; g < groups.size(); ++g)
-    terms_.push_back({&weights.experts[static_cast<size_t>(groups[g].expert)].down.parts.front().matrix,
-                      &inner_.group(g), pairs_.rows() + groups[g].first, pairs_.weights() + groups[g].first});
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const model::Linear& linear = weights.experts[static_cast<size_t>(groups[g].expert)].down;
+    const auto& part = linear.parts.front();
+    terms_.push_back({&part.matrix, &inner_.group(g), pairs_.rows() + groups[g].first,
+                      pairs_.weights() + groups[g].first, bias_of(linear, part)});
+  }
   kernels::mix_experts(*kernels_, terms_, rows, output, workspace_, *pool_);
 }
 

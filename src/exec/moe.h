@@ -17,9 +17,8 @@
 
 namespace quire::exec {
 
-// gate and up become gate; for rows of `n`.
-using ActivationFunction = void (*)(const float* gate, const float* up, int n, float* out);
-ActivationFunction activation_function(const kernels::KernelTable& kernels, model::Activation activation);
+// What gate_up() gave for a row becomes the input of down, in place of the gate.
+void activate(const kernels::KernelTable& kernels, const model::MlpSpec& spec, float* gate_up);
 
 class MoeLayers {
  public:

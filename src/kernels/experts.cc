@@ -129,12 +129,27 @@ struct Mix {
 
   void run(int begin, int end, float* sums) const {
     std::memset(sums, 0, static_cast<size_t>(end - begin) * panel_floats() * sizeof(float));
+    for (const ExpertTerm& term : terms)
+      if (term.bias != nullptr) add_bias(term, begin, end, sums);
     for (const ExpertTerm& term : terms) {
       const Mixing mixing{term.rows, term.weights, sums, begin, rows};
       const GemmOutput all;
       kernels::run({table, *term.matrix, *term.activations, all, &mixing}, {begin, end, 0, term.activations->tiles()});
     }
     for (int p = begin; p < end; p++) finish(p, sums + static_cast<size_t>(p - begin) * panel_floats());
+  }
+
+  int columns(int panel) const { return std::min(width(), terms.front().matrix->outputs() - panel * width()); }
+
+  // To the first slices.
+  void add_bias(const ExpertTerm& term, int begin, int end, float* sums) const {
+    for (int p = begin; p < end; p++) {
+      const float* bias = term.bias + p * width();
+      for (int r = 0; r < term.activations->rows(); r++) {
+        float* row = sums + static_cast<size_t>(p - begin) * panel_floats() + term.rows[r] * width();
+        for (int c = 0; c < columns(p); c++) row[c] += term.weights[r] * bias[c];
+      }
+    }
   }
 
   void finish(int panel, const float* sums) const {

@@ -68,6 +68,7 @@ struct ExpertTerm {
   const ActivationRows* activations = nullptr;
   const int32_t* rows = nullptr;
   const float* weights = nullptr;
+  const float* bias = nullptr;  // of each output; null: none
 };
 
 // What mix_experts() needs beside its results.
@@ -82,9 +83,9 @@ class MixWorkspace {
   size_t floats_ = 0;  // of a worker
 };
 
-// Rule 8: the terms, in the given order, are added up slice by slice as acc = fma(weight, sum, acc) from +0; then the
-// slices by the tree of rule 11; then as GemmOutput says. All matrices have the same slices, outputs and
-// panel_columns().
+// Rule 8: the terms, in the given order, are added up slice by slice as acc = fma(weight, sum, acc), from
+// acc = acc + weight * bias, likewise in order from +0, in the first slice, and from +0 in others; then the slices by
+// the tree of rule 11; then as GemmOutput says. All matrices have the same slices, outputs and panel_columns().
 void mix_experts(const KernelTable& table, std::span<const ExpertTerm> terms, int rows, const GemmOutput& output,
                  const MixWorkspace& workspace, ThreadPool& pool);
 

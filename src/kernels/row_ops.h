@@ -29,6 +29,15 @@ struct RopeArgs {
   int half;
 };
 
+struct ClampedSwigluArgs {
+  const float* gate;
+  const float* up;
+  float alpha;
+  float limit;  // of gate from above, of up from both sides
+  int n;
+  float* out;
+};
+
 struct RowKernels {
   // y = (x * inverse) * weight, inverse = 1 / sqrt(sum(x^2) / n + eps); x^2 enters its lane by fma. Also for heads.
   void (*rms_norm)(const RmsNormArgs& args);
@@ -37,6 +46,8 @@ struct RowKernels {
   // gelu(gate) * up in the tanh form: 0.5 * (1 + tanh(u)) is computed as 1 / (1 + exp(-2u)),
   // 2u = gate * fma(gate^2, 2 * sqrt(2 / pi) * 0.044715, 2 * sqrt(2 / pi)).
   void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* out);
+  // g = min(gate, limit) and u = min(max(up, -limit), limit): (g / (1 + exp(-(alpha * g)))) * (u + 1). A NaN stays one.
+  void (*clamped_swiglu)(const ClampedSwigluArgs& args);
   // x * sigmoid(gate), as x / (1 + exp(-gate)).
   void (*sigmoid_mul)(const float* gate, const float* x, int n, float* out);
   void (*add)(const float* a, const float* b, int n, float* out);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -90,16 +91,19 @@ TEST_F(RowOps, NormFollowsTheRule) {
 TEST_F(RowOps, ActivationsAreAccurate) {
   const auto gate = numbers(2000, 4, 1);
   const std::vector<float> up(2000, 1.0F);
-  std::vector<float> silu(2000), gelu(2000), sigmoid(2000);
+  std::vector<float> silu(2000), gelu(2000), sigmoid(2000), clamped(2000);
   const RowKernels& rows = row_kernels_scalar();
   rows.silu_mul(gate.data(), up.data(), 2000, silu.data());
   rows.gelu_tanh_mul(gate.data(), up.data(), 2000, gelu.data());
   rows.sigmoid_mul(gate.data(), up.data(), 2000, sigmoid.data());
+  rows.clamped_swiglu({gate.data(), gate.data(), 1.702F, 3, 2000, clamped.data()});
   for (size_t i = 0; i < gate.size(); i++) {
     const double x = gate[i], u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
     ASSERT_NEAR(silu[i], x / (1 + std::exp(-x)), std::abs(x) * 4e-7);
     ASSERT_NEAR(gelu[i], 0.5 * x * (1 + std::tanh(u)), std::abs(x) * 4e-7);
     ASSERT_NEAR(sigmoid[i], 1 / (1 + std::exp(-x)), 4e-7);
+    const double g = std::min(x, 3.0), shifted = std::clamp(x, -3.0, 3.0) + 1;
+    ASSERT_NEAR(clamped[i], g / (1 + std::exp(-1.702 * g)) * shifted, std::abs(g * shifted) * 4e-6 + 1e-7);
   }
 }
 
@@ -107,9 +111,11 @@ TEST_F(RowOps, ElementwiseFormulas) {
   for (const KernelTable& table : test_tables())
     for (const int n : kLengths) {
       const auto a = hard_numbers(n, 4), b = numbers(n, 2, 5);
-      std::vector<float> silu, gated, sum, scaled, capped;
+      std::vector<float> silu, clamped, gated, sum, scaled, capped;
       for (size_t i = 0; i < a.size(); i++) {
         silu.push_back(a[i] / (1 + exp(-a[i])) * b[i]);
+        const float g = std::isnan(a[i]) ? a[i] : std::min(a[i], 7.0F), u = std::clamp(b[i], -7.0F, 7.0F);
+        clamped.push_back(g / (1 + exp(-(1.702F * g))) * (u + 1));
         gated.push_back(b[i] / (1 + exp(-a[i])));
         sum.push_back(a[i] + b[i]);
         scaled.push_back(a[i] * 0.3F);
@@ -122,6 +128,8 @@ TEST_F(RowOps, ElementwiseFormulas) {
       };
       table.rows->silu_mul(a.data(), b.data(), n, out.data());
       expect(silu, "silu");
+      table.rows->clamped_swiglu({a.data(), b.data(), 1.702F, 7, n, out.data()});
+      expect(clamped, "clamped");
       table.rows->sigmoid_mul(a.data(), b.data(), n, out.data());
       expect(gated, "sigmoid");
       table.rows->add(a.data(), b.data(), n, out.data());
@@ -149,6 +157,8 @@ TEST_F(RowOps, SetsOfInstructionsAgree) {
       }
     };
     compare([&](const RowKernels& k, float* out) { k.silu_mul(a.data(), b.data(), n, out); }, "silu");
+    compare([&](const RowKernels& k, float* out) { k.clamped_swiglu({a.data(), a.data(), 1.702F, 7, n, out}); },
+            "clamped");
     compare([&](const RowKernels& k, float* out) { k.gelu_tanh_mul(a.data(), b.data(), n, out); }, "gelu");
     compare([&](const RowKernels& k, float* out) { k.sigmoid_mul(a.data(), b.data(), n, out); }, "sigmoid");
     compare([&](const RowKernels& k, float* out) { k.soft_cap(a.data(), 1.0F, n, out); }, "tanh");

@@ -145,6 +145,11 @@ Schemes read_fp8(const Section& section) {
   return std::vector{scheme};
 }
 
+// The one form that there is: blocks of 32 inputs.
+Schemes read_mxfp4(const Section&) {
+  return std::vector{QuantisationScheme{.layout = Layout::kMxfp4, .symmetric = true, .group_inputs = 32}};
+}
+
 // What shares a scale: by the strategy, or without one by the group's size.
 Result<void> read_strategy(const Section& weights, QuantisationScheme& scheme) {
   std::optional<int64_t> group;
@@ -223,7 +228,8 @@ struct Method {
   Schemes (*read)(const Section&);
 };
 constexpr std::array kMethods = {Method{"awq", read_awq}, Method{"gptq", read_gptq},
-                                 Method{"compressed-tensors", read_compressed_tensors}, Method{"fp8", read_fp8}};
+                                 Method{"compressed-tensors", read_compressed_tensors}, Method{"fp8", read_fp8},
+                                 Method{"mxfp4", read_mxfp4}};
 
 }  // namespace
 
@@ -233,7 +239,7 @@ Schemes quantisation_schemes(const HuggingFaceConfig& config) {
   if (!present) return std::unexpected(present.error());
   if (!*present) return std::vector<QuantisationScheme>();
   const Section section(config, path);
-  const auto method = section.word("quant_method", "", {"awq", "gptq", "compressed-tensors", "fp8"});
+  const auto method = section.word("quant_method", "", {"awq", "gptq", "compressed-tensors", "fp8", "mxfp4"});
   if (!method) return std::unexpected(method.error());
   for (const Method& known : kMethods)
     if (known.name == *method) return known.read(section);

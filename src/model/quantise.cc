@@ -21,14 +21,14 @@ class Planner {
   explicit Planner(const weights::TensorSource& tensors) : tensors_(tensors) {}
 
   void add(const MatrixSpec& matrix, WeightFormat format) {
-    for (const MatrixPart& part : matrix.parts) add(part.tensor, format);
+    for (const MatrixPart& part : matrix.parts) add(part.tensor, format, part.transposed);
   }
 
   // What is added first counts.
-  void add(const std::string& name, WeightFormat format) {
+  void add(const std::string& name, WeightFormat format, bool transposed = false) {
     const weights::Tensor* tensor = tensors_.find(name);
     if (tensor == nullptr || !seen_.insert(name).second) return;
-    if (weights::can_quantise(*tensor)) {
+    if (!transposed && weights::can_quantise(*tensor)) {
       plan_.formats.emplace(name, format);
       return;
     }
@@ -41,7 +41,7 @@ class Planner {
     const std::string reason =
         weights::is_quantised(obstacle_->format)
             ? fmt::format("tensor {} is {} in the file", obstacle_->name, weights::describe(*obstacle_))
-            : fmt::format("the rows of tensor {} {} are not whole groups of {}", obstacle_->name,
+            : fmt::format("the rows of tensor {} {} are not whole groups of {} inputs", obstacle_->name,
                           weights::describe(*obstacle_), weights::kQuantisedBlock);
     return fail(ErrorKind::kUnsupported,
                 fmt::format("{} finds nothing to quantise: {}; run this model without it", option, reason),

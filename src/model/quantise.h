@@ -17,7 +17,7 @@ namespace quire::model {
 
 struct QuantisationPlan {
   weights::RoundedSource::Formats formats;  // of the tensors to quantise
-  std::vector<std::string> kept;            // that stay floats, since their rows are not whole groups of 32
+  std::vector<std::string> kept;            // that stay floats, since their rows are not whole groups of 32 inputs
 };
 
 // One of `layers` and `head` asks for something. kUnsupported, naming the option, if nothing is left to quantise: what

@@ -122,7 +122,7 @@ TEST(PlanQuantisation, RefusesWhereNothingIsLeft) {
   Fixture fixture("qwen3");
   std::ranges::find(fixture.tensors.list, "lm_head.weight", &Tensor::name)->shape = {300, 60};
   expect_error(plan_of(fixture, Quantization::kNone, LmHeadQuantization::kInt8), ErrorKind::kUnsupported,
-               "lm_head_quantization", "the rows of tensor lm_head.weight [300, 60] BF16 are not whole groups of 32");
+               "lm_head_quantization", "the rows of tensor lm_head.weight [300, 60] BF16 are not whole groups of 32 inputs");
 }
 
 TEST(Load, TellsOfAMissingTensorAlsoWhenQuantising) {

@@ -170,12 +170,17 @@ using Mixer = std::variant<AttentionSpec, GatedDeltaSpec, LatentSpec>;
 // The layer's name in the cache plan, the first one if it has several.
 const std::string& name_of(const Mixer& mixer);
 
-enum class Activation : uint8_t { kSilu, kGeluTanh };
+enum class Activation : uint8_t {
+  kSilu,
+  kGeluTanh,
+  kClampedSwiglu,  // kernels::ClampedSwigluArgs
+};
 
 struct MlpSpec {
   int size = 0;
   Activation activation = Activation::kSilu;
-  MatrixSpec gate_up;  // rows: gate, up
+  float alpha = 0, limit = 0;  // of kClampedSwiglu alone
+  MatrixSpec gate_up;          // rows: gate, up
   MatrixSpec down;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 using Layout = QuantisationScheme::Layout;
 
-constexpr std::array<std::string_view, 3> kIntegers = {".qweight", ".weight_packed", ".weight"};
+constexpr std::array<std::string_view, 4> kIntegers = {".qweight", ".weight_packed", ".weight", "_blocks"};
 
 // Of activations, keys and values.
 constexpr std::array<std::string_view, 9> kUnread = {".input_scale",       ".input_zero_point", ".output_scale",
@@ -104,9 +104,9 @@ Result<void> QuantisedCheckpoint::make_matrices(const SafetensorsFiles& files,
     const QuantisedMatrix& matrix = *matrices_.emplace_back(std::make_unique<QuantisedMatrix>(**found));
     parts.insert(std::string(name));
     for (std::string_view part : kPartSuffixes) parts.insert(module + std::string(part));
-    made.push_back({{.name = module + ".weight",
+    made.push_back({{.name = module + (suffix == "_blocks" ? "" : ".weight"),
                      .format = matrix.format(),
-                     .shape = {matrix.rows(), matrix.cols()},
+                     .shape = matrix.shape(),
                      .made = &matrix}});
   }
   if (made.empty())

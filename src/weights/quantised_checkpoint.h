@@ -1,5 +1,5 @@
 // A QuantisedCheckpoint is the source of a safetensors checkpoint with quantised matrices: each is handed out as
-// X.weight, whose rows are made from its parts (quantised_parts.h); the parts themselves are not.
+// X.weight (of MXFP4: X), whose rows are made from its parts (quantised_parts.h); the parts themselves are not.
 //
 // Scales of activations and of the KV cache are left out too: what they quantise, Quire keeps in numbers of its own.
 // Everything is checked before open() returns. Immutable then.

@@ -84,8 +84,7 @@ TEST(QuantisedMatrix, RowsHaveTheValuesOfThePackagesThatPackedThem) {
     EXPECT_EQ(format_info(matrix.format()).name, std::string(format_info(c.format).name));
     const Tensor* expected = files->find(std::string(c.name) + ".expected");
     ASSERT_NE(expected, nullptr);
-    const Tensor tensor{
-        .name = c.name, .format = matrix.format(), .shape = {matrix.rows(), matrix.cols()}, .made = &matrix};
+    const Tensor tensor{.name = c.name, .format = matrix.format(), .shape = matrix.shape(), .made = &matrix};
     ASSERT_EQ(tensor.shape, expected->shape);
     std::vector<float> got(static_cast<size_t>(tensor.elements())), want(got.size());
     widen(tensor, got);

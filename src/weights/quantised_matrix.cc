@@ -43,6 +43,7 @@ bool all_exact_halves(const StoredTensor& scales) {
 
 WeightFormat format_of(const MatrixParts& parts) {
   const QuantisationScheme& scheme = parts.scheme;
+  if (scheme.layout == Layout::kMxfp4) return WeightFormat::kMXFP4;
   if (scheme.layout == Layout::kFp8 || parts.input_groups) return WeightFormat::kBF16;
   const bool four = scheme.bits == 4;
   const bool halves = all_exact_halves(parts.scales);
@@ -67,6 +68,11 @@ constexpr auto kE4m3 = [] {
   return values;
 }();
 
+// As GGML's blocks hold them.
+void pack_nibbles(std::span<const uint8_t, kBlock> codes, std::byte* out) {
+  for (size_t i = 0; i < kBlock / 2; ++i) out[i] = static_cast<std::byte>(codes[i] | codes[i + kBlock / 2] << 4);
+}
+
 // Where AWQ has output n of eight: at 4 bits times this.
 constexpr std::array<int, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
 
@@ -74,7 +80,12 @@ constexpr std::array<int, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
 
 QuantisedMatrix::QuantisedMatrix(const MatrixParts& parts) : parts_(parts), format_(format_of(parts)) {}
 
-// The unsigned integers, or the bits of FP8 numbers, of at most 32 inputs from `first` on, a multiple of 32.
+std::vector<int64_t> QuantisedMatrix::shape() const {
+  if (parts_.stack == 0) return {parts_.rows, parts_.cols};
+  return {parts_.stack, parts_.rows / parts_.stack, parts_.cols};
+}
+
+// The unsigned integers, or the bits of floats, of at most 32 inputs from `first` on, a multiple of 32.
 void QuantisedMatrix::read_codes(int64_t n, int64_t first, std::span<uint8_t> out) const {
   const int bits = parts_.scheme.bits;
   const int64_t per_word = 32 / bits;
@@ -100,6 +111,12 @@ void QuantisedMatrix::read_codes(int64_t n, int64_t first, std::span<uint8_t> ou
       return spread_words(first / per_word * parts_.rows + n, parts_.rows);
     case Layout::kPacked:
       return spread_words(n * parts_.integers.shape[1] + first / per_word, 1);
+    case Layout::kMxfp4: {
+      const auto pairs = list.subspan(static_cast<size_t>((n * parts_.cols + first) / 2), out.size() / 2);
+      for (size_t i = 0; i < out.size(); ++i)
+        out[i] = static_cast<uint8_t>(std::to_integer<unsigned>(pairs[i / 2]) >> (i % 2 * 4) & 15U);
+      return;
+    }
     case Layout::kInt8:
     case Layout::kFp8:
       break;
@@ -137,6 +154,10 @@ uint8_t QuantisedMatrix::zero(int64_t n, int64_t group) const {
 void QuantisedMatrix::make_block(int64_t n, int64_t first, std::byte* block) const {
   std::array<uint8_t, kBlock> codes;
   read_codes(n, first, codes);
+  if (format_ == WeightFormat::kMXFP4) {
+    block[0] = parts_.scales.data[static_cast<size_t>((n * parts_.cols + first) / kBlock)];
+    return pack_nibbles(codes, block + 1);
+  }
   const int64_t group = group_of(first);
   const float d = scale(n, group);
   const uint8_t z = zero(n, group);
@@ -159,10 +180,7 @@ void QuantisedMatrix::make_block(int64_t n, int64_t first, std::byte* block) con
     std::memcpy(block, &fifth, sizeof fifth);
     block += sizeof fifth;
   }
-  if (parts_.scheme.bits == 4) {
-    for (size_t i = 0; i < kBlock / 2; ++i) block[i] = static_cast<std::byte>(codes[i] | codes[i + kBlock / 2] << 4);
-    return;
-  }
+  if (parts_.scheme.bits == 4) return pack_nibbles(codes, block);
   const uint8_t flip = format_ == WeightFormat::kQ8_0 ? 0x80 : 0;  // Q8_0 is signed
   for (size_t i = 0; i < kBlock; ++i) block[i] = static_cast<std::byte>(codes[i] ^ flip);
 }

@@ -1,10 +1,13 @@
-// A QuantisedMatrix makes the rows of a matrix whose integers, scales and zero points lie in tensors of their own.
+// A QuantisedMatrix makes the rows of a matrix, or of a stack of them, whose integers, scales and zero points lie in
+// tensors of their own.
 //
-// Its values are scale * (q - zero), or scale * x for an FP8 x. The format that the rows get keeps them exactly:
+// Its values are scale * (q - zero), or scale * x for an FP8 or E2M1 x. The format that the rows get keeps them
+// exactly:
 //
 //   Q4_0, Q8_0          symmetric, every scale an fp16 number
 //   Q5_0                4 bits with zero points, which five bits hold the difference to, and scales like that
 //   AFFINE4, AFFINE8    other integers
+//   MXFP4               E2M1 with powers of two
 //   BF16                FP8, and inputs in groups that are no neighbours: each product is rounded to fp32, then to bf16
 //
 // Immutable; any thread may ask for rows. A view of the files.
@@ -13,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "weights/quantised_parts.h"
 #include "weights/tensor.h"
@@ -25,8 +29,7 @@ class QuantisedMatrix final : public RowSource {
   explicit QuantisedMatrix(const MatrixParts& parts);
 
   WeightFormat format() const { return format_; }
-  int64_t rows() const { return parts_.rows; }
-  int64_t cols() const { return parts_.cols; }
+  std::vector<int64_t> shape() const;  // [rows, cols], or [stack, rows, cols]
 
   void make_row(int64_t n, std::span<std::byte> blocks) const override;
   void add_to_digest(Sha256& hash) const override;

@@ -4,8 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <initializer_list>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "base/utf8.h"
 #include "weights/unaligned.h"
@@ -44,6 +47,7 @@ class Finder {
 
  private:
   using Shape = std::initializer_list<int64_t>;
+  static constexpr int64_t kBlock = 32, kBlockBytes = 16;  // of kMxfp4
 
   const QuantisationScheme& scheme() const { return parts_.scheme; }
   bool transposed() const { return scheme().layout == Layout::kAwq || scheme().layout == Layout::kGptq; }
@@ -67,7 +71,9 @@ class Finder {
     return bad_part(part, fmt::format("{} is needed here", fmt::join(allowed, " or ")));
   }
 
-  Result<void> check_shape(const StoredTensor& part, Shape shape) const {
+  Result<void> check_shape(const StoredTensor& part, Shape shape) const { return check_shape(part, std::span(shape)); }
+
+  Result<void> check_shape(const StoredTensor& part, std::span<const int64_t> shape) const {
     if (std::ranges::equal(part.shape, shape)) return {};
     return bad_part(part, fmt::format("[{}] would fit {} {} ({})", fmt::join(shape, ", "),
                                       in_quotes(parts_.integers.name), describe(parts_.integers), describe(scheme())));
@@ -77,6 +83,7 @@ class Finder {
     auto part = require(integers_suffix(scheme().layout));
     if (!part) return std::unexpected(std::move(part.error()));
     parts_.integers = *part;
+    if (scheme().layout == Layout::kMxfp4) return read_blocks();
     const bool fp8 = scheme().layout == Layout::kFp8, int8 = scheme().layout == Layout::kInt8;
     if (auto ok = check_format(*part, {fp8 ? "F8_E4M3" : int8 ? "I8" : "I32"}); !ok) return ok;
     if (part->shape.size() != 2) return bad_part(*part, "a matrix is needed here");
@@ -90,9 +97,36 @@ class Finder {
         return read_shape();
       case Layout::kInt8:
       case Layout::kFp8:
+      case Layout::kMxfp4:
         break;
     }
     return set_shape(outer, inner);
+  }
+
+  // kMxfp4: a block is a dimension of its own, behind those of the matrix or of a stack of them.
+  Result<void> read_blocks() {
+    const StoredTensor& part = parts_.integers;
+    if (auto ok = check_format(part, {"U8"}); !ok) return ok;
+    const bool stack = part.shape.size() == 4;
+    if ((!stack && part.shape.size() != 3) || part.shape.back() != kBlockBytes)
+      return bad_part(part,
+                      fmt::format("blocks of {} bytes, of a matrix or a stack of them, are needed here", kBlockBytes));
+    parts_.stack = stack ? part.shape[0] : 0;
+    const size_t first = stack ? 1 : 0;
+    return set_shape(part.shape[first] * (stack ? part.shape[0] : 1), part.shape[first + 1] * kBlock);
+  }
+
+  // kMxfp4: one for each block.
+  Result<void> read_exponents() {
+    auto part = require("_scales");
+    if (!part) return std::unexpected(std::move(part.error()));
+    if (auto ok = check_format(*part, {"U8"}); !ok) return ok;
+    std::vector<int64_t> shape(parts_.integers.shape.begin(), parts_.integers.shape.end() - 1);
+    if (auto ok = check_shape(*part, shape); !ok) return ok;
+    if (const auto nan = std::ranges::find(part->data, std::byte{255}); nan != part->data.end())
+      return bad_part(*part, fmt::format("number {} of it is 255, which is no power of two", nan - part->data.begin()));
+    parts_.scales = *part;
+    return {};
   }
 
   Result<void> set_shape(int64_t rows, int64_t cols) {
@@ -127,6 +161,7 @@ class Finder {
   }
 
   Result<void> read_scales() {
+    if (scheme().layout == Layout::kMxfp4) return read_exponents();
     std::string_view suffix = transposed() ? ".scales" : ".weight_scale";
     if (scheme().layout == Layout::kFp8 && stored(".weight_scale_inv")) suffix = ".weight_scale_inv";
     auto part = require(suffix);
@@ -147,6 +182,7 @@ class Finder {
   }
 
   Result<void> read_zeros() {
+    if (scheme().layout == Layout::kMxfp4) return {};
     const std::string_view suffix = transposed() ? ".qzeros" : ".weight_zero_point";
     if (scheme().layout == Layout::kFp8) {
       const auto part = stored(suffix);
@@ -215,8 +251,8 @@ class Finder {
 
   Result<void> read_input_groups() {
     const bool gptq = scheme().layout == Layout::kGptq;
-    const bool awq = scheme().layout == Layout::kAwq, fp8 = scheme().layout == Layout::kFp8;
-    const auto part = awq || fp8 ? std::nullopt : stored(gptq ? ".g_idx" : ".weight_g_idx");
+    const bool packed = scheme().layout == Layout::kPacked, int8 = scheme().layout == Layout::kInt8;
+    const auto part = !gptq && !packed && !int8 ? std::nullopt : stored(gptq ? ".g_idx" : ".weight_g_idx");
     if (!part) return {};
     if (auto ok = check_format(*part, {"I32"}); !ok) return ok;
     if (auto ok = check_shape(*part, {parts_.cols}); !ok) return ok;
@@ -251,6 +287,8 @@ class Finder {
         return any_of({".weight_scale", ".weight_zero_point", ".weight_g_idx"});
       case Layout::kFp8:
         return suffix == ".weight_zero_point" || parts_.scales.name.ends_with(suffix);
+      case Layout::kMxfp4:
+        return suffix == "_scales";
     }
     return false;
   }
@@ -274,8 +312,9 @@ class Finder {
 }  // namespace
 
 std::string describe(const QuantisationScheme& scheme) {
-  const char* names[] = {"AWQ", "GPTQ", "pack-quantized", "int-quantized", "float-quantized"};
+  const char* names[] = {"AWQ", "GPTQ", "pack-quantized", "int-quantized", "float-quantized", "MXFP4"};
   std::string text = names[static_cast<size_t>(scheme.layout)];
+  if (scheme.layout == Layout::kMxfp4) return text;
   if (scheme.layout != Layout::kFp8)
     text += fmt::format(", {} bits, {}", scheme.bits, scheme.symmetric ? "symmetric" : "with zero points");
   if (scheme.group_rows > 1) return text + fmt::format(", blocks of {} x {}", scheme.group_rows, *scheme.group_inputs);
@@ -290,6 +329,8 @@ std::string_view integers_suffix(Layout layout) {
       return ".qweight";
     case Layout::kPacked:
       return ".weight_packed";
+    case Layout::kMxfp4:
+      return "_blocks";
     case Layout::kInt8:
     case Layout::kFp8:
       break;

@@ -262,6 +262,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         BitsCase{"llama_untied", Profile::kBF16}, BitsCase{"qwen3", Profile::kBF16},
         BitsCase{"qwen3_moe", Profile::kBF16}, BitsCase{"gguf/random_qwen3_moe.gguf", Profile::kQ8},
+        BitsCase{"gpt_oss", Profile::kBF16}, BitsCase{"gpt_oss_mxfp4", Profile::kQ8},
         BitsCase{"gemma3", Profile::kBF16}, BitsCase{"gemma3", Profile::kF32},
         BitsCase{"gemma3", Profile::kBF16, KvCacheDtype::kInt8},
         BitsCase{"gemma3", Profile::kBF16, KvCacheDtype::kAuto, LmHeadQuantization::kInt8},

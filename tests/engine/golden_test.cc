@@ -197,7 +197,8 @@ TEST_P(TinyGguf, F32EqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Golden, TinyGguf,
                          ::testing::Values("llama_untied", "qwen2", "qwen3", "phi3", "smollm3", "gemma2", "gemma3",
-                                           "qwen3_5", "qwen3_moe", "qwen3_next", "glm4_moe_lite", "deepseek_v3"),
+                                           "qwen3_5", "qwen3_moe", "qwen3_next", "glm4_moe_lite", "deepseek_v3",
+                                           "gpt_oss"),
                          [](const auto& info) { return info.param; });
 
 // A copy of Gemma 3's fixture as a multimodal checkpoint has it: tensors named from `root` on beside one of a vision
@@ -249,7 +250,8 @@ TEST_P(TinyQuantised, DefaultProfileStaysWithinTheErrorOfInt8Activations) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, TinyQuantised,
-                         ::testing::Values("llama_awq", "llama_gptq", "llama_w8a8", "qwen3_packed", "gemma3_fp8"),
+                         ::testing::Values("llama_awq", "llama_gptq", "llama_w8a8", "qwen3_packed", "gemma3_fp8",
+                                           "gpt_oss_mxfp4"),
                          [](const auto& info) { return info.param; });
 
 struct RealModel {

@@ -60,6 +60,20 @@ void gelu_tanh_mul(const float* gate, const float* up, int n, float* out) {
       gate, up);
 }
 
+void clamped_swiglu(const ClampedSwigluArgs& a) {
+  const Lanes zero = Lanes::set(0), one = Lanes::set(1), alpha = Lanes::set(a.alpha);
+  const Lanes most = Lanes::set(a.limit), least = Lanes::set(-a.limit);
+  map_row(
+      a.n, a.out,
+      [&](Lanes g, Lanes u) {
+        g = select(greater(g, most), most, g);
+        u = select(greater(u, most), most, select(greater(least, u), least, u));
+        const Lanes glu = div(g, add(one, exp_lanes(sub(zero, mul(alpha, g)))));
+        return mul(glu, add(u, one));
+      },
+      a.gate, a.up);
+}
+
 void sigmoid_mul(const float* gate, const float* x, int n, float* out) {
   map_row(
       n, out, [](Lanes g, Lanes v) { return div(v, add(Lanes::set(1), exp_lanes(sub(Lanes::set(0), g)))); }, gate, x);
@@ -119,8 +133,8 @@ void rope_interleaved(const RopeArgs& a) {
   }
 }
 
-constexpr RowKernels kRowKernels = {rms_norm,  silu_mul,     gelu_tanh_mul, sigmoid_mul,     add_rows,
-                                    scale_row, soft_cap_row, rope_half,     rope_interleaved};
+constexpr RowKernels kRowKernels = {rms_norm, silu_mul,  gelu_tanh_mul, clamped_swiglu, sigmoid_mul,
+                                    add_rows, scale_row, soft_cap_row,  rope_half,      rope_interleaved};
 
 }  // namespace
 }  // namespace quire::kernels

@@ -18,6 +18,8 @@ Result<ModelSpec> qwen3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> qwen3_from_gguf(const GgufConfig& config);
 Result<ModelSpec> qwen3_moe_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> qwen3_moe_from_gguf(const GgufConfig& config);
+Result<ModelSpec> gpt_oss_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> gpt_oss_from_gguf(const GgufConfig& config);
 Result<ModelSpec> qwen3_5_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> qwen3_5_from_gguf(const GgufConfig& config);
 Result<ModelSpec> phi3_from_hugging_face(const HuggingFaceConfig& config);

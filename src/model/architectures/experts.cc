@@ -10,7 +10,7 @@ namespace quire::model {
 namespace {
 
 MlpSpec expert_of(int size, int hidden, MatrixPart gate, MatrixPart up, MatrixPart down) {
-  return {size, Activation::kSilu, {{std::move(gate), std::move(up)}, hidden}, {{std::move(down)}, size, 1}};
+  return {.size = size, .gate_up = {{std::move(gate), std::move(up)}, hidden}, .down = {{std::move(down)}, size, 1}};
 }
 
 }  // namespace

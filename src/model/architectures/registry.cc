@@ -23,6 +23,7 @@ constexpr std::array kHuggingFace = {
     HuggingFaceEntry{"Qwen2ForCausalLM", qwen2_from_hugging_face},
     HuggingFaceEntry{"Qwen3ForCausalLM", qwen3_from_hugging_face},
     HuggingFaceEntry{"Qwen3MoeForCausalLM", qwen3_moe_from_hugging_face},
+    HuggingFaceEntry{"GptOssForCausalLM", gpt_oss_from_hugging_face},
     HuggingFaceEntry{"Qwen3_5ForCausalLM", qwen3_5_from_hugging_face},
     HuggingFaceEntry{"Phi3ForCausalLM", phi3_from_hugging_face},
     HuggingFaceEntry{"SmolLM3ForCausalLM", smollm3_from_hugging_face},
@@ -53,7 +54,7 @@ constexpr std::array kGguf = {
     GgufEntry{"qwen35", qwen3_5_from_gguf},      GgufEntry{"phi3", phi3_from_gguf},
     GgufEntry{"smollm3", smollm3_from_gguf},     GgufEntry{"gemma2", gemma2_from_gguf},
     GgufEntry{"gemma3", gemma3_from_gguf},       GgufEntry{"qwen3next", qwen3_next_from_gguf},
-    GgufEntry{"deepseek2", deepseek2_from_gguf},
+    GgufEntry{"deepseek2", deepseek2_from_gguf}, GgufEntry{"gpt-oss", gpt_oss_from_gguf},
 };
 
 // The least number of letters to add, take away or change until one name is the other.

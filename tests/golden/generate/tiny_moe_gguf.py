@@ -3,14 +3,15 @@
 
 usage: tiny_moe_gguf.py MODELS_DIR     (needs: pip install gguf safetensors numpy)
 
-One holds the weights of the fixture qwen3_moe as a converter writes them, all experts of a matrix in one stack: its
-answers are the fixture's own. One has random weights in K-quants, for tests that compare Quire with itself.
+Two hold the weights of the fixtures qwen3_moe and gpt_oss as a converter writes them, all experts of a matrix in one
+stack: their answers are the fixtures' own. One has random weights in K-quants, for tests that compare Quire with itself.
 """
 import json
 import os
 import re
 import sys
 
+import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
@@ -42,6 +43,47 @@ def convert(folder, out):
             add(w, gguf_name(name, False), values, Q.F32 if values.ndim == 1 else Q.BF16)
     for name, stack in stacks.items():
         add(w, name, np.stack([stack[e] for e in sorted(stack)]), Q.BF16)
+    finish(w)
+
+
+GPT_OSS = {
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.router.weight": "ffn_gate_inp.weight",
+    "mlp.router.bias": "ffn_gate_inp.bias",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+    "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
+}
+
+
+def gpt_oss_tensors(name, values):
+    """What becomes of a tensor: experts lie [in, out] in the fixture, gate and up in alternating columns."""
+    if not name.startswith("model.layers."):
+        return {gguf_name(name, False): values}
+    _, _, layer, rest = name.split(".", 3)
+    block = f"blk.{layer}."
+    if rest.startswith("mlp.experts.gate_up_proj"):
+        end = "bias" if rest.endswith("_bias") else "weight"
+        parts = {f"{block}ffn_gate_exps.{end}": values[..., 0::2], f"{block}ffn_up_exps.{end}": values[..., 1::2]}
+    elif rest in GPT_OSS:
+        parts = {block + GPT_OSS[rest]: values}
+    else:
+        parts = {gguf_name(name.removesuffix(".bias"), False).removesuffix(".weight") + (".bias" if name.endswith(".bias") else ".weight"): values}
+    return {to: v.swapaxes(1, 2) if v.ndim == 3 else v for to, v in parts.items()}
+
+
+def convert_gpt_oss(folder, out):
+    c = json.load(open(f"{folder}/config.json"))
+    rope = c["rope_parameters"]
+    w = writer(out, "gpt-oss", c)
+    experts(w, c | {"moe_intermediate_size": c["intermediate_size"], "rope_theta": rope["rope_theta"]}, c["num_local_experts"])
+    w.add_sliding_window(c["sliding_window"])
+    w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    w.add_rope_scaling_factor(rope["factor"])
+    w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    for name, values in read_safetensors(f"{folder}/model.safetensors").items():
+        for to, part in gpt_oss_tensors(name, values).items():
+            add(w, to, part, Q.F32 if to.endswith(".bias") or part.ndim == 1 or "ffn_gate_inp" in to else Q.BF16)
     finish(w)
 
 
@@ -89,6 +131,7 @@ def main():
     models = sys.argv[1]
     os.makedirs(f"{models}/gguf", exist_ok=True)
     convert(f"{models}/qwen3_moe", f"{models}/gguf/qwen3_moe.gguf")
+    convert_gpt_oss(f"{models}/gpt_oss", f"{models}/gguf/gpt_oss.gguf")
     random_model(f"{models}/gguf/random_qwen3_moe.gguf", 3)
 
 
