@@ -60,6 +60,7 @@ TEST(QuantisationSchemes, FollowTheConfiguration) {
             "GPTQ, 8 bits, with zero points, groups of 128");
   EXPECT_EQ(text_of(schemes_of(kFp8)), "float-quantized, blocks of 128 x 64");
   EXPECT_EQ(text_of(schemes_of(kFp8, {{"weight_block_size", nullptr}})), "float-quantized, one scale");
+  EXPECT_EQ(text_of(schemes_of({{"quant_method", "mxfp4"}, {"modules_to_not_convert", {"lm_head"}}})), "MXFP4");
   EXPECT_EQ(text_of(schemes_of(compressed("pack-quantized", kInt4))),
             "pack-quantized, 4 bits, with zero points, groups of 64");
   EXPECT_EQ(text_of(schemes_of(compressed("int-quantized", kInt8))),

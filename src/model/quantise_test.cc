@@ -116,13 +116,22 @@ TEST(PlanQuantisation, KeepsRowsThatAreNotWholeGroups) {
   for (const std::string& name : plan->kept) EXPECT_FALSE(plan->formats.contains(name));
 }
 
+TEST(PlanQuantisation, KeepsMatricesWhoseRowsAreInputs) {
+  const auto plan = plan_of(Fixture("gpt_oss"), Quantization::kInt8);
+  ASSERT_TRUE(plan) << plan.error().message;
+  ASSERT_EQ(plan->kept.size(), 4U * 2);
+  EXPECT_EQ(plan->kept.front(), "model.layers.0.mlp.experts.gate_up_proj");
+  EXPECT_TRUE(plan->formats.contains("model.layers.0.self_attn.q_proj.weight"));
+}
+
 TEST(PlanQuantisation, RefusesWhereNothingIsLeft) {
   expect_error(plan_of(Fixture("gguf/random_llama_k.gguf"), Quantization::kInt8), ErrorKind::kUnsupported,
                "quantization", "tensor blk.0.attn_v.weight is [128, 256] Q6_K in the file");
   Fixture fixture("qwen3");
   std::ranges::find(fixture.tensors.list, "lm_head.weight", &Tensor::name)->shape = {300, 60};
   expect_error(plan_of(fixture, Quantization::kNone, LmHeadQuantization::kInt8), ErrorKind::kUnsupported,
-               "lm_head_quantization", "the rows of tensor lm_head.weight [300, 60] BF16 are not whole groups of 32 inputs");
+               "lm_head_quantization",
+               "the rows of tensor lm_head.weight [300, 60] BF16 are not whole groups of 32 inputs");
 }
 
 TEST(Load, TellsOfAMissingTensorAlsoWhenQuantising) {

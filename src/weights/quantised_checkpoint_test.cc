@@ -27,6 +27,7 @@ const QuantisationScheme kAwq{.layout = Layout::kAwq, .group_inputs = 32};
 const QuantisationScheme kGptq{.layout = Layout::kGptq, .zeros_less_one = true, .group_inputs = 32};
 const QuantisationScheme kPacked{.layout = Layout::kPacked, .group_inputs = 32};
 const QuantisationScheme kInt8{.layout = Layout::kInt8, .bits = 8, .symmetric = true};
+const QuantisationScheme kMxfp4{.layout = Layout::kMxfp4, .symmetric = true, .group_inputs = 32};
 const QuantisationScheme kFp8{.layout = Layout::kFp8, .bits = 8, .symmetric = true};
 
 template <class F>
@@ -117,8 +118,8 @@ std::string numbers(std::initializer_list<T> values) {
 }
 
 void write_model(const TemporaryFolder& folder, const Content& content) {
-  const std::map<std::string, size_t> bytes = {{"I8", 1},   {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F16", 2},
-                                               {"BF16", 2}, {"F32", 4},     {"I32", 4},     {"I64", 8}};
+  const std::map<std::string, size_t> bytes = {{"I8", 1},   {"U8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F16", 2},
+                                               {"BF16", 2}, {"F32", 4}, {"I32", 4},     {"I64", 8}};
   std::string header = "{", data;
   for (const auto& [name, tensor] : content) {
     size_t size = bytes.at(tensor.dtype);
@@ -161,6 +162,7 @@ Content packed_parts() {
 }
 Content int8_parts() { return {{"m.weight", {"I8", {16, 64}}}, {"m.weight_scale", {"BF16", {16, 1}}}}; }
 Content fp8_parts() { return {{"m.weight", {"F8_E4M3", {20, 70}}}, {"m.weight_scale_inv", {"F32", {2, 3}}}}; }
+Content mxfp4_parts() { return {{"m_blocks", {"U8", {3, 4, 2, 16}}}, {"m_scales", {"U8", {3, 4, 2}, {}, 120}}}; }
 const QuantisationScheme kFp8Blocks = with(kFp8, [](auto& s) { s.group_rows = 16, s.group_inputs = 32; });
 
 Content changed(Content content, const std::string& name, const Written& tensor) {
@@ -189,6 +191,31 @@ TEST(QuantisedCheckpoint, HandOutMatricesInsteadOfTheirParts) {
     EXPECT_EQ((*tensors)->find(gone), nullptr) << gone;
   expect_error((*tensors)->require("m.qweight"), kCorruptFile, {"missing"});
   expect_error((*tensors)->require("ids"), kUnsupported, {"I64"});
+}
+
+// The values of E2M1 by their codes, and powers of two: the OCP's specification of microscaling formats, version 1.0.
+TEST(QuantisedCheckpoint, ReadMxfp4AsItIsDefined) {
+  const float codes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.F, -0.5, -1, -1.5, -2, -3, -4, -6};
+  std::string blocks;
+  for (int byte = 0; byte < 3 * 4 * 2 * 16; ++byte) blocks += static_cast<char>(byte * 37 + 11);
+  std::string scales;
+  for (int i = 0; i < 3 * 4 * 2; ++i) scales += static_cast<char>(115 + i);
+  const Content content = {{"m_blocks", {"U8", {3, 4, 2, 16}, blocks}}, {"m_scales", {"U8", {3, 4, 2}, scales}}};
+  const TemporaryFolder folder;
+  write_model(folder, content);
+  auto files = open_files(folder.path());
+  const SafetensorsFiles& stored = *files;
+  const auto tensors = QuantisedCheckpoint::open(std::move(files), stored, std::vector{kMxfp4});
+  ASSERT_TRUE(tensors) << tensors.error().message;
+  const Tensor& matrix = *(*tensors)->find("m");
+  EXPECT_EQ(describe(matrix), "[3, 4, 64] MXFP4");
+  std::vector<float> values(static_cast<size_t>(matrix.elements()));
+  widen(matrix, values);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(blocks[i / 2]);
+    const int power = static_cast<unsigned char>(scales[i / 32]) - 127;
+    ASSERT_EQ(values[i], std::ldexp(codes[i % 2 == 0 ? byte & 15 : byte >> 4], power)) << i;
+  }
 }
 
 TEST(QuantisedCheckpoint, OfSeveralSchemesTakeTheOneThatFits) {
@@ -378,6 +405,21 @@ TEST(QuantisedCheckpoint, NameThePartThatIsWrong) {
       {changed(int8_parts(), "m.weight_scale", {"BF16", {1, 16}}), kInt8, kCorruptFile, {"m.weight_scale", "[16, 1]"}},
       {int8_parts(), with(kInt8, [](auto& s) { s.symmetric = false; }), kCorruptFile, {"m.weight_zero_point"}},
       {int8_parts(), kFp8, kCorruptFile, {"float-quantized", ".weight"}},
+      {without(mxfp4_parts(), "m_scales"), kMxfp4, kCorruptFile, {"m_scales", "missing", "m_blocks"}},
+      {without(mxfp4_parts(), "m_blocks"), kMxfp4, kCorruptFile, {"MXFP4", "_blocks"}},
+      {changed(mxfp4_parts(), "m_scales", {"U8", {3, 4, 1}}),
+       kMxfp4,
+       kCorruptFile,
+       {"m_scales", "[3, 4, 2] would fit"}},
+      {changed(mxfp4_parts(), "m_scales", {"I8", {3, 4, 2}}), kMxfp4, kCorruptFile, {"m_scales", "U8 is needed"}},
+      {changed(mxfp4_parts(), "m_scales", {"U8", {3, 4, 2}, std::string(23, 1) + '\xff'}),
+       kMxfp4,
+       kCorruptFile,
+       {"m_scales", "number 23", "255"}},
+      {changed(mxfp4_parts(), "m_blocks", {"I8", {3, 4, 2, 16}}), kMxfp4, kCorruptFile, {"m_blocks", "U8 is needed"}},
+      {changed(mxfp4_parts(), "m_blocks", {"U8", {3, 4, 4, 8}}), kMxfp4, kCorruptFile, {"m_blocks", "16 bytes"}},
+      {changed(mxfp4_parts(), "m_blocks", {"U8", {24, 16}}), kMxfp4, kCorruptFile, {"m_blocks", "16 bytes"}},
+      {mxfp4_parts(), kAwq, kCorruptFile, {"m_blocks", "AWQ"}},
       {fp8_parts(), kFp8, kCorruptFile, {"m.weight_scale_inv", "[20, 1] would fit"}},
       {changed(awq_parts(), "m.g_idx", {"I32", {64}}), kAwq, kCorruptFile, {"m.g_idx", "AWQ", "no use for it"}},
       {changed(gptq_parts(), "m.weight_scale", {"F16", {1}}), kGptq, kCorruptFile, {"m.weight_scale", "no use for it"}},
@@ -426,11 +468,9 @@ TEST(QuantisedCheckpoint, NameThePartThatIsWrong) {
 TEST(QuantisedCheckpoint, AnyPartsAreRefusedOrRead) {
   std::mt19937 rng(5);
   const auto pick = [&](std::initializer_list<int64_t> list) { return list.begin()[rng() % list.size()]; };
-  const std::pair<Content, QuantisationScheme> sound[] = {{awq_parts(), kAwq},
-                                                          {gptq_parts(), kGptq},
-                                                          {packed_parts(), kPacked},
-                                                          {int8_parts(), kInt8},
-                                                          {fp8_parts(), kFp8Blocks}};
+  const std::pair<Content, QuantisationScheme> sound[] = {{awq_parts(), kAwq},       {gptq_parts(), kGptq},
+                                                          {packed_parts(), kPacked}, {int8_parts(), kInt8},
+                                                          {fp8_parts(), kFp8Blocks}, {mxfp4_parts(), kMxfp4}};
   int read = 0, refused = 0;
   for (int i = 0; i < 1500; ++i) {
     auto [content, scheme] = sound[rng() % std::size(sound)];
@@ -458,7 +498,7 @@ TEST(QuantisedCheckpoint, AnyPartsAreRefusedOrRead) {
     const auto tensors = QuantisedCheckpoint::open(std::move(*files), stored, std::vector{scheme});
     ++(tensors ? read : refused);
     if (!tensors) continue;
-    const Tensor& matrix = *(*tensors)->find("m.weight");
+    const Tensor& matrix = *(*tensors)->find(scheme.layout == Layout::kMxfp4 ? "m" : "m.weight");
     std::vector<float> values(static_cast<size_t>(matrix.elements()));
     widen(matrix, values);
   }

@@ -24,7 +24,7 @@ struct Tolerance {
   double gap;       // greedy tokens are exact while the reference's two best are further apart than this
 };
 constexpr size_t kLongPrompt = 200;
-constexpr Tolerance kF32{2e-3, 3e-3, 0};
+constexpr Tolerance kF32{2e-3, 3e-3, 0}, kSensitive{100, 100, 100};
 
 double log_sum_exp(std::span<const float> logits) {
   double top = -INFINITY, sum = 0;
@@ -59,7 +59,7 @@ bool is_sensitive(const std::string& folder) { return reference_drift(folder) > 
 
 // 0.6, or as much as the reference drifts.
 Tolerance bf16_tolerance(const std::string& folder) {
-  if (is_sensitive(folder)) return {100, 100, 100};
+  if (is_sensitive(folder)) return kSensitive;
   return {10, std::max(0.6, reference_drift(folder)), 0.25};
 }
 
@@ -127,11 +127,12 @@ void check_model(const std::string& folder, EngineOptions options, const Toleran
 
 // int8 activations are noise, and which of its values comes out depends on every rounding before. So what is judged is
 // how the differences are distributed: the reference's notes expect a mean of 0.1 and one in a hundred above 0.45. Some
-// 2,500 of them tell the mean to 5 % and that quantile to 10 %; the allowance is two of these.
-void expect_error_of_int8_activations(std::vector<double> differences) {
+// 2,500 of them tell the mean to 5 % and that quantile to 10 %; the allowance is two of these. Of sensitive models
+// another one in a hundred may differ by a choice.
+void expect_error_of_int8_activations(std::vector<double> differences, bool sensitive = false) {
   std::ranges::sort(differences);
   EXPECT_LT(mean(differences), 0.11);
-  EXPECT_LT(differences[differences.size() * 99 / 100], 0.54);
+  EXPECT_LT(differences[differences.size() * (sensitive ? 98 : 99) / 100], 0.54);
 }
 
 class TinyModels : public ::testing::TestWithParam<std::string> {};
@@ -244,9 +245,10 @@ class TinyQuantised : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(TinyQuantised, DefaultProfileStaysWithinTheErrorOfInt8Activations) {
   const std::string folder = golden_dir() + "/" + GetParam();
+  const bool sensitive = is_sensitive(folder);
   std::vector<double> differences;
-  check_model(folder, {.model = folder}, {10, 2.0, 1.0}, &differences);
-  expect_error_of_int8_activations(std::move(differences));
+  check_model(folder, {.model = folder}, sensitive ? kSensitive : Tolerance{10, 2.0, 1.0}, &differences);
+  expect_error_of_int8_activations(std::move(differences), sensitive);
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, TinyQuantised,
