@@ -15,6 +15,7 @@ CASES = {
     "qwen3_packed": ("pack-quantized, 4 bits, with zero points, groups of 32", "q8"),
     "llama_w8a8": ("int-quantized, 8 bits, symmetric, a scale for each output", "q8"),
     "gemma3_fp8": ("float-quantized, blocks of 8 x 16", "bf16"),
+    "gpt_oss_mxfp4": ("MXFP4", "q8"),
 }
 
 
