@@ -328,13 +328,16 @@ Result<std::vector<TokenId>> GgufConfig::end_tokens(int vocab_size) const {
     if (auto added = add_token(tokens, *id, key, vocab_size); !added) return std::unexpected(added.error());
   }
   // Files often name only one of several; llama.cpp finds the others by these texts.
-  static constexpr std::array<std::string_view, 5> kTurnEnds = {"<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>",
-                                                                "<|endoftext|>"};
+  static constexpr std::array<std::string_view, 7> kTurnEnds = {
+      "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|return|>", "<|call|>"};
   if (!file_.has("tokenizer.ggml.tokens")) return tokens;
   auto texts = file_.strings("tokenizer.ggml.tokens");
   if (!texts) return std::unexpected(texts.error());
+  const auto has_text = [&](std::string_view text) { return std::ranges::find(*texts, text) != texts->end(); };
+  // In Harmony, gpt-oss's format, a message ends with it, of which a turn has several.
+  const std::string_view no_end = has_text("<|return|>") && has_text("<|call|>") ? "<|end|>" : "";
   for (size_t i = 0; i < texts->size(); ++i)
-    if (std::find(kTurnEnds.begin(), kTurnEnds.end(), (*texts)[i]) != kTurnEnds.end())
+    if ((*texts)[i] != no_end && std::ranges::find(kTurnEnds, (*texts)[i]) != kTurnEnds.end())
       if (auto added = add_token(tokens, static_cast<int64_t>(i), "tokenizer.ggml.tokens", vocab_size); !added)
         return std::unexpected(added.error());
   return tokens;

@@ -11,6 +11,7 @@
 #include "model/architectures/architectures.h"
 #include "model/load.h"
 #include "model/open_checkpoint.h"
+#include "weights/test_files.h"
 
 namespace quire::model {
 namespace {
@@ -125,6 +126,30 @@ TEST(GptOss, GgufNamesAreItsOwn) {
   EXPECT_EQ(experts_of(*spec).experts[1].gate_up.parts[1].bias, "blk.3.ffn_up_exps.bias");
   EXPECT_EQ(experts_of(*spec).scores.parts[0].bias, "blk.3.ffn_gate_inp.bias");
   EXPECT_FALSE(spec->ropes[0].truncate);
+}
+
+// The end tokens of a GGUF file with these tokens, of which number 2 is named as its end.
+std::vector<TokenId> ends_of(const std::vector<std::string>& tokens) {
+  weights::ByteWriter out;
+  out.raw("GGUF").put<uint32_t>(3).put<uint64_t>(1).put<uint64_t>(2);
+  out.string("tokenizer.ggml.eos_token_id").put<uint32_t>(4).put<uint32_t>(2);
+  out.string("tokenizer.ggml.tokens").put<uint32_t>(9).put<uint32_t>(8).put<uint64_t>(tokens.size());
+  for (const std::string& token : tokens) out.string(token);
+  out.string("x").put<uint32_t>(1).put<uint64_t>(8).put<uint32_t>(0).put<uint64_t>(0).pad_to(32).raw(
+      std::string(32, 0));
+  const weights::TemporaryFolder folder;
+  weights::write_file(folder / "model.gguf", out.text());
+  const auto file = weights::GgufFile::open(folder / "model.gguf");
+  EXPECT_TRUE(file) << file.error().message;
+  const auto ends = GgufConfig(**file, "gpt-oss").end_tokens(static_cast<int>(tokens.size()));
+  EXPECT_TRUE(ends) << ends.error().message;
+  return *ends;
+}
+
+// An answer has several messages, each with an end.
+TEST(GptOss, MessagesEndNoAnswer) {
+  EXPECT_EQ(ends_of({"a", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"}), (std::vector<TokenId>{2, 3, 4}));
+  EXPECT_EQ(ends_of({"a", "<|end|>", "</s>", "<|call|>"}), (std::vector<TokenId>{2, 1, 3}));
 }
 
 TEST(GptOss, RefusesWhatItDoesNotCompute) {
