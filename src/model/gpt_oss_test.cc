@@ -98,6 +98,8 @@ TEST(GptOss, OlderConfigurationsLeaveThingsOut) {
                     {"swiglu_alpha", nullptr},
                     {"swiglu_limit", nullptr},
                     {"attention_bias", nullptr},
+                    {"experts_per_token", 2},
+                    {"initial_context_length", 64},
                     {"rope_parameters", nullptr},
                     {"rope_theta", 150000},
                     {"rope_scaling",

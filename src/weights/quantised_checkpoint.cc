@@ -32,10 +32,13 @@ bool is_part(std::string_view name) {
 
 bool is_float(std::string_view format) { return format == "F32" || format == "F16" || format == "BF16"; }
 
+// Whether what has such a name is never a plain tensor.
+bool is_told_by_name(std::string_view suffix) { return suffix != ".weight" && suffix != "_blocks"; }
+
 // The suffix of the integers' name, empty if the tensor holds no quantised matrix.
 std::string_view integers_of(const StoredTensor& tensor) {
   for (std::string_view suffix : kIntegers)
-    if (tensor.name.ends_with(suffix)) return suffix != ".weight" || !is_float(tensor.format) ? suffix : "";
+    if (tensor.name.ends_with(suffix)) return is_told_by_name(suffix) || !is_float(tensor.format) ? suffix : "";
   return "";
 }
 

@@ -271,8 +271,8 @@ TEST(QuantisedCheckpoint, WithoutASchemeNothingMayBeQuantised) {
     write_model(folder, content);
     return check_unquantised(*open_files(folder.path()));
   };
-  for (const Content& content : {awq_parts(), gptq_parts(), packed_parts(), int8_parts(), fp8_parts()})
-    expect_error(check(content), kCorruptFile, {"\"m.", "quantization_config"});
+  for (const Content& content : {awq_parts(), gptq_parts(), packed_parts(), int8_parts(), fp8_parts(), mxfp4_parts()})
+    expect_error(check(content), kCorruptFile, {"\"m", "quantization_config"});
   EXPECT_TRUE(check({{"m.weight", {"BF16", {16, 64}}}, {"m.bias", {"F32", {16}}}, {"m.ids", {"I64", {4}}}}));
 }
 

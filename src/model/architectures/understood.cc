@@ -78,8 +78,10 @@ constexpr auto kHarmless = std::to_array({
     "num_key_value_heads"sv,
     // Said once more in another place, or of another form of the same model, which references pass over.
     "_sliding_window_pattern"sv,
+    "experts_per_token"sv,
     "full_attention_interval"sv,
     "full_attn_mod"sv,
+    "initial_context_length"sv,
     "interpolate_factor"sv,
     "max_window_layers"sv,
     "mtp_num_hidden_layers"sv,
