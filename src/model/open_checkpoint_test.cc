@@ -210,7 +210,7 @@ TEST(OpenCheckpoint, ConfigurationAndTensorsMustAgree) {
                         ErrorKind::kCorruptFile, {".qweight", "pack-quantized"});
   for (const char* quantised : {"llama_awq", "llama_w8a8", "gemma3_fp8", "gpt_oss_mxfp4"})
     weights::expect_error(open_with(quantised, {{"quantization_config", nullptr}}), ErrorKind::kCorruptFile,
-                          {"weight", "config.json has no quantization_config"});
+                          {"a quantised matrix", "config.json has no quantization_config"});
 }
 
 }  // namespace
