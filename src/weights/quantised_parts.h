@@ -9,8 +9,7 @@
 //   kInt8    X.weight I8, X.weight_scale, X.weight_zero_point I8 like the scale, X.weight_g_idx [K]
 //   kFp8     X.weight F8_E4M3, X.weight_scale or X.weight_scale_inv, X.weight_zero_point of zeros
 //   kMxfp4   X_blocks U8 [N, K / 32, 16], X_scales U8 [N, K / 32], or stacks of both, [S, N, ...]: two neighbouring
-//   inputs
-//            (E2M1) in a byte, the first in its low bits, and powers of two (E8M0). The matrix is called X
+//            inputs (E2M1) in a byte, the first in its low bits, and powers of two (E8M0). The matrix is called X
 //
 // G groups of neighbouring inputs share a scale and a zero point, or those inputs to which g_idx gives the same number.
 // Files are not trusted: parts whose dtypes or shapes do not fit together, groups that there are not, and parts that a

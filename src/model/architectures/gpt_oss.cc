@@ -32,15 +32,6 @@ const ExpertNames kHuggingFaceNames{.scores = "mlp.router.weight",
                                     .shared_up = {},
                                     .shared_down = {},
                                     .shared_scores = {}};
-const ExpertNames kGgufNames{.scores = "ffn_gate_inp.weight",
-                             .correction = {},
-                             .gate = "ffn_gate_exps.weight",
-                             .up = "ffn_up_exps.weight",
-                             .down = "ffn_down_exps.weight",
-                             .shared_gate = {},
-                             .shared_up = {},
-                             .shared_down = {},
-                             .shared_scores = {}};
 
 struct GptOss {
   ExpertSizes experts;
@@ -114,9 +105,7 @@ Result<ModelSpec> gpt_oss_from_hugging_face(const HuggingFaceConfig& config) {
 Result<ModelSpec> gpt_oss_from_gguf(const GgufConfig& config) {
   GptOss g;
   std::optional<Error> error;
-  take(config.integer("expert_count", 1, kernels::kMostExperts), g.experts.router.experts, error);
-  take(config.integer("expert_used_count", 1, kernels::kMostChosen), g.experts.router.chosen, error);
-  take(config.integer("expert_feed_forward_length", 1, kMaxWidth), g.experts.size, error);
+  read_experts(config, g.experts, error);
   take(config.integer("attention.sliding_window", 1, kMaxPositions), g.window, error);
   if (error) return std::unexpected(*error);
   auto spec = plain_decoder(config, kTraits, kDefaultTheta);
@@ -125,7 +114,7 @@ Result<ModelSpec> gpt_oss_from_gguf(const GgufConfig& config) {
   spec->ropes.front().truncate = false;
   for (size_t i = 0; i < spec->layers.size(); ++i)
     spec->layers[i].mlp_norm.tensor = fmt::format(fmt::runtime(prefix), i) + "post_attention_norm.weight";
-  return with_experts(std::move(*spec), std::move(g), kGgufNames, prefix);
+  return with_experts(std::move(*spec), std::move(g), gguf_expert_names(), prefix);
 }
 
 }  // namespace quire::model
