@@ -119,8 +119,7 @@ float exp2(float x) { return exp2_lanes(lane(x)).v[0]; }
 float exp(float x) { return exp_lanes(lane(x)).v[0]; }
 float log(float x) { return log_lanes(lane(x)).v[0]; }
 float tanh(float x) { return tanh_lanes(lane(x)).v[0]; }
-// The lanes make 1 of NaN, which their users multiply with it again.
-float sigmoid(float x) { return std::isnan(x) ? x : sigmoid_lanes(lane(x)).v[0]; }
+float sigmoid(float x) { return sigmoid_lanes(lane(x)).v[0]; }
 
 double sin(double x) { return sin_shifted(x, 0); }
 double cos(double x) { return sin_shifted(x, 1); }

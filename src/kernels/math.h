@@ -7,9 +7,9 @@
 
 namespace quire::kernels {
 
-// 2^x within 2 units in the last place; 0 below x = -126 and for NaN, +inf from 128 on.
+// 2^x within 2 units in the last place; 0 below x = -126, +inf from 128 on. NaN stays NaN.
 float exp2(float x);
-// e^x within 3 units; 0 where the result would be below 2^-126 and for NaN, +inf from 128 / log2(e) on.
+// e^x within 3 units; 0 where the result would be below 2^-126, +inf from 128 / log2(e) on. NaN stays NaN.
 float exp(float x);
 // Natural logarithm within 2 units; -inf at 0, NaN below 0 and for NaN, +inf at +inf.
 float log(float x);

@@ -52,7 +52,8 @@ inline V exp2_lanes(V x) {
   return select(greater_equal(x, V::set(128)), V::set(kInfinity), exp2_bounded(x));
 }
 
-// The exponent is reduced with two parts of log2(e). Strictly above -126, f is not negative where n = -126.
+// The exponent is reduced with two parts of log2(e). Strictly above -126, f is not negative where n = -126. NaN stays
+// NaN: it compares with nothing, and its n adds nothing to its bits.
 template <class V>
 inline V exp_lanes(V x) {
   const V t = mul(x, V::set(kLog2e));
@@ -60,7 +61,7 @@ inline V exp_lanes(V x) {
   const V rounded = to_floats(n);
   V f = fma(x, V::set(kLog2e), sub(V::set(0), rounded));
   f = fma(x, V::set(kLog2eRest), f);
-  const V y = select(greater(t, V::set(-126)), scaled_exp2(n, f), V::set(0));
+  const V y = select(greater_equal(V::set(-126), t), V::set(0), scaled_exp2(n, f));
   return select(greater_equal(t, V::set(128)), V::set(kInfinity), y);
 }
 
