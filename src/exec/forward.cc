@@ -112,6 +112,15 @@ Result<Forward> Forward::make(const model::Model& model, const kernels::KernelTa
   auto selection = kernels::TokenSelection::make(max_rows, most_selected(spec, max_positions), allocator);
   if (!selection) return std::unexpected(selection.error());
   f.selection_ = std::move(*selection);
+  for (const auto& layer : spec.layers) {
+    const auto* latent = std::get_if<model::LatentSpec>(&layer.mixer);
+    if (latent == nullptr) continue;
+    if (auto ok = f.latent_workspace_.reserve(latent->shape, max_rows, pool.size(), allocator); !ok)
+      return std::unexpected(ok.error());
+    if (!latent->indexer) continue;
+    if (auto ok = f.index_workspace_.reserve(latent->indexer->shape, pool.size(), allocator); !ok)
+      return std::unexpected(ok.error());
+  }
   return f;
 }
 
@@ -336,7 +345,8 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
                        .num_rows = sequence.num_rows});
   }
   const float* z = floats(wide_) + spec.shape.channels();
-  kernels::gated_delta({.shape = spec.shape,
+  kernels::gated_delta(*kernels_,
+                       {.shape = spec.shape,
                         .conv = weights.conv.data(),
                         .rate = weights.rate.data(),
                         .dt_bias = weights.dt_bias.data(),
@@ -418,16 +428,17 @@ void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, cons
   charge(Operator::kKvWrite);
   const kernels::TokenSelection* selected =
       spec.indexer ? select(batch, caches, spec, *weights.indexer, queries) : nullptr;
-  kernels::attend_latents({.shape = shape,
+  kernels::attend_latents(*kernels_,
+                          {.shape = shape,
                            .cache = cache.view,
-                           .expansion = weights.expansion.data(),
+                           .expansion = kernels::floats(weights.expansion),
                            .scale = spec.scale,
                            .q = queries.rows,
                            .q_stride = queries.stride,
                            .out = floats(attended_),
                            .out_stride = static_cast<size_t>(spec.value_rows()),
                            .selected = selected},
-                          sequences_of(batch, cache), *pool_);
+                          sequences_of(batch, cache), latent_workspace_, *pool_);
   charge(Operator::kAttention);
   attended_activations(weights.output, batch.rows());
 }
@@ -456,8 +467,8 @@ const kernels::TokenSelection* Forward::select(const StepBatch& batch, const Att
                                    .ring_slots = batch.tables(ring.cache_group).slots};
   args.shape.dtype = keys.dtype;
   const auto sequences = sequences_of(batch, keys);
-  kernels::pool_keys(args, sequences, *pool_);
-  kernels::select_tokens(args, sequences, *pool_, selection_);
+  kernels::pool_keys(*kernels_, args, sequences, index_workspace_, *pool_);
+  kernels::select_tokens(*kernels_, args, sequences, index_workspace_, *pool_, selection_);
   return &selection_;
 }
 

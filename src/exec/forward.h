@@ -110,6 +110,8 @@ class Forward {
   Buffer logits_;
   kernels::Activations activations_;
   kernels::AttentionWorkspace workspace_;
+  kernels::LatentWorkspace latent_workspace_;
+  kernels::IndexWorkspace index_workspace_;
   std::vector<kernels::GatedDeltaSequence> states_;  // of the step
   std::vector<kernels::AttentionSequence> sequences_;
   kernels::TokenSelection selection_;

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "kernels/attention_kernels.h"
-#include "kernels/attention_self_check.h"
 #include "kernels/attention_world.h"
 #include "kernels/row_ops.h"
+#include "kernels/self_check.h"
 
 namespace quire::kernels {
 namespace {
@@ -194,16 +194,11 @@ TEST_F(Attention, ManyHeadsOfOneKvHead) {
 TEST_F(Attention, SelfCheckNoticesWrongKernels) {
   for (const KernelTable& table : test_tables()) {
     EXPECT_TRUE(attention_self_check(table));
-    EXPECT_TRUE(row_ops_self_check(table));
     AttentionKernels wrong = *table.attention;
     wrong.merge = [](float*, SoftmaxState*, const float*, const SoftmaxState*, int) {};
     KernelTable changed = table;
     changed.attention = &wrong;
     EXPECT_EQ(attention_self_check(changed).error().kind, ErrorKind::kInternal);
-    RowKernels other = *table.rows;
-    other.silu_mul = table.rows->gelu_tanh_mul;
-    changed.rows = &other;
-    EXPECT_EQ(row_ops_self_check(changed).error().kind, ErrorKind::kInternal);
   }
 }
 

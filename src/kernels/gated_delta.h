@@ -5,14 +5,15 @@
 //   x = silu(conv(q, k, v))       causal, depthwise, over the last `conv_width` tokens
 //   q, k = x / sqrt(sum(x^2) + 1e-6), q * key_dim^-1/2
 //   S *= exp(-rate * softplus(a + dt_bias)); S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q
-// Sources: "Gated Delta Networks" (Yang et al., 2024), the layer of Qwen3-Next. Plain code, compiled once: every
-// instruction set runs it.
+// Sources: "Gated Delta Networks" (Yang et al., 2024), the layer of Qwen3-Next. Every instruction set gives the same
+// bits.
 #pragma once
 
 #include <cstddef>
 #include <span>
 
 #include "base/thread_pool.h"
+#include "kernels/kernels.h"
 #include "quire/error.h"
 
 namespace quire::kernels {
@@ -50,7 +51,7 @@ struct GatedDeltaSequence {
 
 struct GatedDeltaArgs {
   GatedDeltaShape shape;
-  const float* conv = nullptr;     // [channels][conv_width], the newest token's weight last
+  const float* conv = nullptr;     // [conv_width][channels], the newest token's weights last
   const float* rate = nullptr;     // [heads], not negative
   const float* dt_bias = nullptr;  // [heads]
   const float* x = nullptr;        // rows: q of the key heads, k of the key heads, v of the heads
@@ -61,6 +62,7 @@ struct GatedDeltaArgs {
   size_t out_stride = 0;
 };
 
-void gated_delta(const GatedDeltaArgs& args, std::span<const GatedDeltaSequence> sequences, ThreadPool& pool);
+void gated_delta(const KernelTable& table, const GatedDeltaArgs& args, std::span<const GatedDeltaSequence> sequences,
+                 ThreadPool& pool);
 
 }  // namespace quire::kernels

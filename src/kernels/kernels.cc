@@ -4,11 +4,14 @@
 
 #include "base/thread_pool.h"
 #include "kernels/attention_kernels.h"
-#include "kernels/attention_self_check.h"
+#include "kernels/gated_delta_kernels.h"
 #include "kernels/gemm_kernels.h"
 #include "kernels/gemm_self_check.h"
+#include "kernels/index_kernels.h"
+#include "kernels/latent_kernels.h"
 #include "kernels/row_ops.h"
 #include "kernels/scan_kernels.h"
+#include "kernels/self_check.h"
 
 namespace quire::kernels {
 namespace {
@@ -22,7 +25,7 @@ bool native_bf16(const CpuFeatures& cpu) {
 
 Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
   if (isa == Isa::kAvx512 && cpu.avx512) {
-    const bool native = native_bf16(cpu);
+    const bool native = native_bf16(cpu), amx = cpu.amx_bf16 && cpu.avx512_bf16;
     return KernelTable{
         .isa = isa,
         .native_bf16 = native,
@@ -30,11 +33,14 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .unpacked_int8 = &unpacked_kernels_avx512(),
         .wide_int8 = cpu.amx_int8 ? &wide_kernels_amx() : nullptr,
         .wide_bf16 = cpu.amx_bf16 ? &wide_kernels_amx_bf16() : nullptr,
-        .attention = cpu.amx_bf16 && cpu.avx512_bf16 ? &attention_kernels_avx512_amx()
-                     : native                        ? &attention_kernels_avx512_bf16()
-                                                     : &attention_kernels_avx512(),
+        .attention = amx      ? &attention_kernels_avx512_amx()
+                     : native ? &attention_kernels_avx512_bf16()
+                              : &attention_kernels_avx512(),
         .rows = &row_kernels_avx512(),
         .scan = &scan_kernels_avx512(),
+        .gated_delta = &gated_delta_kernels_avx512(),
+        .latent = amx ? &latent_kernels_avx512_amx() : &latent_kernels_avx512(),
+        .index = &index_kernels_avx512(),
     };
   }
   if (isa == Isa::kAvx2 && cpu.avx2) {
@@ -48,6 +54,9 @@ Result<KernelTable> vector_table(Isa isa, const CpuFeatures& cpu) {
         .attention = &attention_kernels_avx2(),
         .rows = &row_kernels_avx2(),
         .scan = &scan_kernels_avx2(),
+        .gated_delta = &gated_delta_kernels_avx2(),
+        .latent = &latent_kernels_avx2(),
+        .index = &index_kernels_avx2(),
     };
   }
   return fail(ErrorKind::kUnsupported, fmt::format("this CPU has no {} instructions", name_of(isa)), "QUIRE_ISA");
@@ -73,7 +82,10 @@ Result<KernelTable> kernel_table(Isa isa, const CpuFeatures& cpu) {
                      .wide_bf16 = nullptr,
                      .attention = &attention_kernels_scalar(),
                      .rows = &row_kernels_scalar(),
-                     .scan = &scan_kernels_scalar()};
+                     .scan = &scan_kernels_scalar(),
+                     .gated_delta = &gated_delta_kernels_scalar(),
+                     .latent = &latent_kernels_scalar(),
+                     .index = &index_kernels_scalar()};
 }
 
 std::string describe(const KernelTable& table) {
@@ -88,7 +100,8 @@ std::string describe(const KernelTable& table) {
 }
 
 Result<void> self_test(const KernelTable& table) {
-  for (const auto check : {gemm_self_check, attention_self_check, row_ops_self_check})
+  for (const auto check : {gemm_self_check, attention_self_check, row_ops_self_check, scan_self_check,
+                           gated_delta_self_check, latent_self_check, index_self_check})
     if (auto ok = check(table); !ok) return ok;
   return {};
 }

@@ -12,12 +12,15 @@
 
 namespace quire::kernels {
 
-struct GemmKernels;       // gemm_kernels.h
-struct PanelKernels;      // gemm_kernels.h
-struct WidePanelKernels;  // gemm_kernels.h
-struct AttentionKernels;  // attention_kernels.h
-struct RowKernels;        // row_ops.h
-struct ScanKernels;       // scan_kernels.h
+struct GemmKernels;        // gemm_kernels.h
+struct PanelKernels;       // gemm_kernels.h
+struct WidePanelKernels;   // gemm_kernels.h
+struct AttentionKernels;   // attention_kernels.h
+struct RowKernels;         // row_ops.h
+struct ScanKernels;        // scan_kernels.h
+struct GatedDeltaKernels;  // gated_delta_kernels.h
+struct LatentKernels;      // latent_kernels.h
+struct IndexKernels;       // index_kernels.h
 
 struct KernelTable {
   Isa isa = Isa::kScalar;
@@ -29,6 +32,9 @@ struct KernelTable {
   const AttentionKernels* attention = nullptr;
   const RowKernels* rows = nullptr;
   const ScanKernels* scan = nullptr;
+  const GatedDeltaKernels* gated_delta = nullptr;
+  const LatentKernels* latent = nullptr;
+  const IndexKernels* index = nullptr;
 };
 
 // The kernels of `isa` on a CPU with these features; vdpbf16ps only where it is seen to compute what rule 1 says, and

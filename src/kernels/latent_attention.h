@@ -5,17 +5,21 @@
 // W_UK and W_UV are, for each head, the first nope_dim and the last value_dim rows of the expansion.
 //
 // In bf16 the queries, q~, the rows and the sum are rounded to bf16, as the input of a matrix product; in fp32 nothing
-// is. Softmax and sums follow numerics rule 6, products rule 1. Plain code, compiled once: every instruction set runs
-// it. Source: DeepSeek-V2 (2024), section 2.1.
+// is. Softmax and sums follow numerics rule 6, products rule 1; every instruction set gives the same bits. One thread
+// calls these functions; they run on the pool's workers. Source: DeepSeek-V2 (2024), section 2.1.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
+#include "base/buffer.h"
 #include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "kernels/attention.h"
+#include "kernels/kernels.h"
+#include "kernels/lines.h"
 #include "kernels/row_view.h"
 #include "kernels/token_selection.h"
 #include "quire/error.h"
@@ -41,6 +45,13 @@ Result<void> check_latent_shape(const LatentShape& shape);
 // Bytes of a row in the cache, a multiple of 4.
 size_t latent_row_bytes(const LatentShape& shape);
 
+// The expansion as the kernels read it, from rows [heads][nope_dim + value_dim][rank]: of each head the rows of its
+// keys, then its values' turned, [rank][value_dim]; rows rounded up to whole lines with zeros.
+Lines pack_expansion(const LatentShape& shape, std::span<const float> rows);
+
+// Floats of a head in it.
+size_t packed_head_size(const LatentShape& shape);
+
 // Rounds rows of row_dim() numbers (fp32, `stride` floats apart) and puts them into their slots; -1: not written.
 void write_latents(const LatentShape& shape, const RowView& cache, std::span<const int64_t> slots, const float* rows,
                    size_t stride, ThreadPool& pool);
@@ -48,7 +59,7 @@ void write_latents(const LatentShape& shape, const RowView& cache, std::span<con
 struct LatentArgs {
   LatentShape shape;
   RowView cache;
-  const float* expansion = nullptr;  // [heads][nope_dim + value_dim][rank]
+  const float* expansion = nullptr;  // as pack_expansion() makes it
   float scale = 1;
   const float* q = nullptr;  // rows of [heads][nope | rope], rope applied
   size_t q_stride = 0;       // floats
@@ -57,7 +68,27 @@ struct LatentArgs {
   const TokenSelection* selected = nullptr;  // the keys of each row; null: all up to its position
 };
 
-// `pages` of the sequences are manager blocks here.
-void attend_latents(const LatentArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool);
+// What attend_latents() needs beside its results. It depends on rows and workers, not on how long sequences are.
+class LatentWorkspace {
+ public:
+  // Room for steps of up to `rows` rows of this shape, too, and of those before. kExhausted.
+  Result<void> reserve(const LatentShape& shape, int rows, int workers, Allocator& allocator);
+
+  LatentWorkspace();
+  ~LatentWorkspace();
+  LatentWorkspace(LatentWorkspace&&) noexcept;
+  LatentWorkspace& operator=(LatentWorkspace&&) noexcept;
+
+  struct State;
+  State& state() { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+// `pages` of the sequences are manager blocks here. The workspace has room for the shape, the rows of the step and the
+// pool's workers.
+void attend_latents(const KernelTable& table, const LatentArgs& args, std::span<const AttentionSequence> sequences,
+                    LatentWorkspace& workspace, ThreadPool& pool);
 
 }  // namespace quire::kernels

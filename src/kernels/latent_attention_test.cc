@@ -5,21 +5,28 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/test_numbers.h"
+#include "kernels/test_tables.h"
 
 namespace quire::kernels {
 namespace {
 
-constexpr int kBlockTokens = 16;
+constexpr int kBlockTokens = 32;
 constexpr int kTokens = 600;  // more than two chunks of rule 6
+
+constexpr LatentShape shape_of(DType dtype) {
+  return {.heads = 3, .nope_dim = 9, .rope_dim = 4, .value_dim = 7, .rank = 17, .dtype = dtype};
+}
 
 // One sequence in scattered blocks with gaps between rows and blocks; what is not written is NaN.
 class World {
  public:
-  explicit World(DType dtype) : shape_{.heads = 3, .nope_dim = 9, .rope_dim = 4, .value_dim = 7, .rank = 17} {
-    shape_.dtype = dtype;
+  explicit World(DType dtype) : World(shape_of(dtype), test_tables().back()) {}
+  World(const LatentShape& shape, const KernelTable& table) : shape_(shape), table_(table) {
     row_bytes_ = latent_row_bytes(shape_) + 4;
     const size_t block_bytes = kBlockTokens * row_bytes_ + 64;
     const int blocks = kTokens / kBlockTokens + 1;
@@ -29,8 +36,10 @@ class World {
     rows_ = test_numbers(kTokens * stride(), 1);
     queries_ = test_numbers(kTokens * query_width(), 2);
     expansion_ = test_numbers(static_cast<size_t>(shape_.expansion_rows() * shape_.rank), 3);
-    if (dtype == DType::kBF16)
+    if (shape.dtype == DType::kBF16)
       for (float& w : expansion_) w = bf16_to_float(float_to_bf16(w));
+    packed_ = pack_expansion(shape_, expansion_);
+    EXPECT_TRUE(workspace_.reserve(shape_, kTokens, 2, allocator_));
   }
 
   size_t stride() const { return static_cast<size_t>(shape_.row_dim()) + 2; }
@@ -43,27 +52,37 @@ class World {
     return {q, q + shape_.rope_dim};
   }
   RowView& view() { return view_; }
+  float& query(int row, int head, int i) {
+    return queries_[static_cast<size_t>(row) * query_width() + static_cast<size_t>(head * shape_.query_dim() + i)];
+  }
+  float& expansion(int i) { return floats(packed_)[i]; }
   std::byte* row(int64_t token) { return sequence_row(view_, blocks_.data(), token); }
+
+  void write(int first, int count) {
+    ThreadPool pool(1);
+    std::vector<int64_t> slots;
+    for (int t = first; t < first + count; t++)
+      slots.push_back(int64_t{blocks_[static_cast<size_t>(t / kBlockTokens)]} * kBlockTokens + t % kBlockTokens);
+    write_latents(shape_, view_, slots, rows_.data() + static_cast<size_t>(first) * stride(), stride(), pool);
+  }
 
   // Rows [first, first + count) written and attended, as a step would.
   void step(int first, int count, std::vector<float>& out, int threads = 1, const TokenSelection* selected = nullptr) {
     ThreadPool pool(threads);
-    std::vector<int64_t> slots;
-    for (int t = first; t < first + count; t++)
-      slots.push_back(int64_t{blocks_[static_cast<size_t>(t / kBlockTokens)]} * kBlockTokens + t % kBlockTokens);
+    write(first, count);
     const auto at = static_cast<size_t>(first);
-    write_latents(shape_, view_, slots, rows_.data() + at * stride(), stride(), pool);
     const AttentionSequence sequence{blocks_, 0, count, first};
-    attend_latents({.shape = shape_,
+    attend_latents(table_,
+                   {.shape = shape_,
                     .cache = view_,
-                    .expansion = expansion_.data(),
+                    .expansion = floats(packed_),
                     .scale = 0.7F,
                     .q = queries_.data() + at * query_width(),
                     .q_stride = query_width(),
                     .out = out.data() + at * out_width(),
                     .out_stride = out_width(),
                     .selected = selected},
-                   {&sequence, 1}, pool);
+                   {&sequence, 1}, workspace_, pool);
   }
 
   // The equations in double, keys and values of every head made from the rows as the model gives them.
@@ -97,6 +116,10 @@ class World {
 
  private:
   LatentShape shape_;
+  KernelTable table_;
+  Allocator allocator_;
+  LatentWorkspace workspace_;
+  Lines packed_;
   size_t row_bytes_ = 0;
   std::vector<int32_t> blocks_;
   std::vector<std::byte> memory_;
@@ -183,6 +206,46 @@ TEST(LatentAttention, ABadTokenSpoilsOnlyRowsThatReadIt) {
   }
 }
 
+// One number of a query, without rope and with, or of the expansion, in keys and in values: its head alone is NaN.
+TEST(LatentAttention, KeepsWhatIsNoNumber) {
+  constexpr int kRow = 300, kHead = 1;
+  for (const KernelTable& table : test_tables())
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      World world(shape_of(dtype), table);
+      const auto head_size = static_cast<int>(packed_head_size(world.shape()));
+      std::vector<float> out(kTokens * world.out_width());
+      world.write(0, kTokens);
+      for (float* place : {&world.query(kRow, kHead, 3), &world.query(kRow, kHead, 11),
+                           &world.expansion(kHead * head_size), &world.expansion(2 * head_size - 32 + 2)}) {
+        const float before = std::exchange(*place, std::numeric_limits<float>::quiet_NaN());
+        world.step(kRow, 2, out);
+        *place = before;
+        const bool of_query = place == &world.query(kRow, kHead, 3) || place == &world.query(kRow, kHead, 11);
+        const bool of_value = place == &world.expansion(2 * head_size - 32 + 2);
+        for (int i = 0; i < 2 * 3 * 7; i++) {
+          const int row = i / (3 * 7), head = i / 7 % 3, value = i % 7;
+          const bool want = head == kHead && (!of_query || row == 0) && (!of_value || value == 2);
+          ASSERT_EQ(std::isnan(out[kRow * world.out_width() + static_cast<size_t>(i)]), want) << i;
+        }
+      }
+    }
+}
+
+TEST(LatentAttention, TheWorkspaceIsReservedOrRefused) {
+  Allocator allocator;
+  LatentWorkspace workspace;
+  ASSERT_TRUE(workspace.reserve(shape_of(DType::kBF16), 3, 2, allocator));
+  const size_t reserved = allocator.in_use();
+  EXPECT_GT(reserved, 0U);
+  ASSERT_TRUE(workspace.reserve(shape_of(DType::kF32), 2, 1, allocator));
+  EXPECT_EQ(allocator.in_use(), reserved);
+  const LatentShape huge{.heads = 1 << 10, .nope_dim = 1 << 10, .value_dim = 1 << 10, .rank = 1 << 12};
+  const auto refused = workspace.reserve(huge, 32, 1 << 20, allocator);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().kind, ErrorKind::kExhausted);
+  EXPECT_EQ(allocator.in_use(), reserved);
+}
+
 TEST(LatentAttention, ARowThatReadsNothingIsNaN) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     World world(dtype);
@@ -225,6 +288,57 @@ TEST(LatentAttention, AChunkOfMinusInfinityChangesNothing) {
   std::memset(other.row(17), 0xff, width * sizeof(float));
   other.step(kTokens - 1, 1, got);
   for (size_t i = 0; i < head; i++) EXPECT_TRUE(std::isnan(got[last + i]));
+}
+
+// Random shapes; prompts, single rows and selected keys, beside a key that is NaN and one that is huge.
+TEST(LatentAttention, EveryInstructionSetGivesTheSameBits) {
+  const auto tables = test_tables();
+  std::mt19937 random(7);
+  const auto up_to = [&](int n) { return 1 + static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (int round = 0; round < 12; round++) {
+    LatentShape shape{.heads = round % 3 == 0 ? 16 : up_to(20),
+                      .nope_dim = up_to(70),
+                      .rope_dim = 2 * (up_to(20) - 1),
+                      .value_dim = up_to(40),
+                      .rank = round % 2 == 0 ? 16 * up_to(9) : up_to(140),
+                      .dtype = round % 4 < 3 ? DType::kBF16 : DType::kF32};
+    if (round % 3 == 1) shape.rank = 32 * (1 + up_to(3)) - shape.rope_dim;  // rows of whole blocks
+    const int prompt = up_to(70), last = kTokens - 1;
+    const int bad = up_to(600) - 1, huge = up_to(600) - 1;
+    std::vector<float> want;
+    for (const KernelTable& table : tables)
+      for (const int threads : {1, 2}) {
+        World world(shape, table);
+        std::vector<float> out(kTokens * world.out_width());
+        world.step(0, prompt, out, threads);
+        Allocator allocator;
+        TokenSelection selection = *TokenSelection::make(2, kTokens, allocator);
+        selection.reset(2);
+        for (int t = 0; t < kTokens; t += 1 + t % 7) selection.add(0, t);
+        for (int t = 3; t < kTokens; t += t < 250 ? 50 : 3) selection.add(1, t);
+        world.write(prompt, kTokens - prompt);
+        world.step(last - 1, 2, out, threads, &selection);
+        world.step(last - 2, 1, out, threads);
+        const auto change = [&](int token, float x) {
+          const auto number = float_to_bf16(x);
+          std::byte* row = world.row(token);
+          if (shape.dtype == DType::kF32) {
+            std::memcpy(row, &x, sizeof x);
+          } else {
+            std::memcpy(row, &number, sizeof number);
+          }
+        };
+        change(huge, 0x1p120F);
+        world.step(400, 3, out, threads);
+        change(bad, std::numeric_limits<float>::quiet_NaN());
+        world.step(500, 2, out, threads);
+        for (float& x : out)
+          if (std::isnan(x)) x = std::numeric_limits<float>::quiet_NaN();  // of two, either may come out
+        if (want.empty()) want = out;
+        EXPECT_EQ(std::memcmp(out.data(), want.data(), want.size() * sizeof(float)), 0)
+            << "round " << round << ", " << describe(table) << ", " << threads << " threads";
+      }
+  }
 }
 
 TEST(LatentAttention, RefusesImpossibleShapes) {

@@ -5,135 +5,136 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <vector>
 
-#include "kernels/lane_sum.h"
-#include "kernels/math.h"
+#include "base/check.h"
+#include "kernels/index_kernels.h"
+#include "kernels/lines.h"
 #include "kernels/shape_check.h"
 
 namespace quire::kernels {
 namespace {
 
 constexpr int kMostPool = 64;
+constexpr int kKeysAtOnce = 32;
 
-template <class Value>
-float row_sum(int n, Value value) {
-  float lanes[16] = {};
-  for (int i = 0; i < n; i++) lanes[i % 16] += value(i);
-  return sum_of_lanes(lanes);
-}
+size_t product_of(int a, int b) { return static_cast<size_t>(a) * static_cast<size_t>(b); }
+
+// Where the numbers of a worker lie, in whole lines: those of pooling, or those of selecting.
+struct PoolingRoom {
+  size_t row, pool, pooled, end;
+  explicit PoolingRoom(const PooledIndexShape& s) {
+    const size_t width = product_of(2, rounded_to_lines(s.dim));
+    row = 0;  // key and gate of the token
+    pool = row + width;
+    pooled = pool + static_cast<size_t>(s.pool) * width;
+    end = pooled + width;
+  }
+};
+
+struct SelectingRoom {
+  size_t queries, weights, wide, dots, scores, end;
+  explicit SelectingRoom(const PooledIndexShape& s) {
+    const int heads = rounded_to_lines(s.heads), dim = rounded_to_lines(s.dim);
+    queries = 0;
+    weights = product_of(s.dim, heads);
+    wide = weights + static_cast<size_t>(heads);
+    dots = wide + product_of(kKeysAtOnce, dim);
+    scores = dots + product_of(kKeysAtOnce, heads);
+    end = scores + kKeysAtOnce;
+  }
+};
+
+size_t floats_for(const PooledIndexShape& shape) { return std::max(PoolingRoom(shape).end, SelectingRoom(shape).end); }
+
+size_t pools_for(const PooledIndexShape& shape) { return 2 * static_cast<size_t>(shape.top_k / shape.pool); }
 
 // Follows one sequence, token by token.
 class Pooling {
  public:
-  explicit Pooling(const PooledIndexArgs& args)
-      : args_(args), shape_(args.shape), row_(static_cast<size_t>(2 * shape_.dim)) {
-    pooled_.resize(static_cast<size_t>(shape_.dim));
-    pool_.resize(static_cast<size_t>(shape_.pool) * row_.size());
-  }
+  Pooling(const IndexKernels& kernels, const PooledIndexArgs& args, float* numbers)
+      : kernels_(kernels), args_(args), shape_(args.shape), room_(shape_), numbers_(numbers) {}
 
   void token(int row, int64_t position) {
     const auto r = static_cast<size_t>(row);
-    normed_key(args_.key + r * args_.stride);
-    std::copy_n(args_.gate + r * args_.stride, shape_.dim, row_.data() + shape_.dim);
+    float* own = numbers_ + room_.row;
+    kernels_.norm({.n = shape_.dim,
+                   .x = args_.key + r * args_.stride,
+                   .weight = args_.norm_weight,
+                   .bias = args_.norm_bias,
+                   .epsilon = args_.norm_epsilon,
+                   .out = own});
+    std::copy_n(args_.gate + r * args_.stride, shape_.dim, own + shape_.dim);
     const int64_t slot = args_.ring_slots[r];
     if (slot < 0) return;
     const auto place = static_cast<int>(position % shape_.pool);
     if (place == shape_.pool - 1 && args_.key_slots[r] >= 0) {
-      for (int i = 0; i < place; i++) read(slot - place + i, i);
-      std::ranges::copy(row_, pool_.begin() + place * std::ssize(row_));
-      write_pooled(args_.keys.slot(args_.key_slots[r]));
+      // A pool lies in the ring from its first row on.
+      for (int i = 0; i < place; i++) std::memcpy(in_pool(i), args_.ring.slot(slot - place + i), row_bytes());
+      std::memcpy(in_pool(place), own, row_bytes());
+      float* pooled = numbers_ + room_.pooled;
+      kernels_.pool(
+          {.pool = shape_.pool, .dim = shape_.dim, .rows = in_pool(0), .bias = args_.position_bias, .out = pooled});
+      write_numbers(pooled, shape_.dim, shape_.dtype, args_.keys.slot(args_.key_slots[r]));
     }
-    std::memcpy(args_.ring.slot(slot), row_.data(), row_.size() * sizeof(float));
+    std::memcpy(args_.ring.slot(slot), own, row_bytes());
   }
 
  private:
-  void normed_key(const float* x) {
-    const int n = shape_.dim;
-    const auto count = static_cast<float>(n);
-    const float mean = row_sum(n, [&](int i) { return x[i]; }) / count;
-    const float variance = row_sum(n, [&](int i) { return (x[i] - mean) * (x[i] - mean); }) / count;
-    const float inverse = 1 / std::sqrt(variance + args_.norm_epsilon);
-    for (int i = 0; i < n; i++)
-      row_[static_cast<size_t>(i)] = std::fma((x[i] - mean) * inverse, args_.norm_weight[i], args_.norm_bias[i]);
-  }
+  size_t row_bytes() const { return open_pool_row_bytes(shape_); }
+  float* in_pool(int place) { return numbers_ + room_.pool + product_of(place, 2 * shape_.dim); }
 
-  // The ring's row of an earlier token of the pool: a pool lies in the ring from its first row on.
-  void read(int64_t slot, int place) {
-    std::memcpy(pool_.data() + static_cast<ptrdiff_t>(place) * std::ssize(row_), args_.ring.slot(slot),
-                row_.size() * sizeof(float));
-  }
-
-  void write_pooled(std::byte* to) {
-    for (int c = 0; c < shape_.dim; c++) {
-      float logit[kMostPool];
-      float largest = -std::numeric_limits<float>::infinity();
-      for (int i = 0; i < shape_.pool; i++) {
-        const float gate = pool_[static_cast<size_t>((2 * i + 1) * shape_.dim + c)];
-        logit[i] = gate + args_.position_bias[static_cast<ptrdiff_t>(i) * shape_.dim + c];
-        largest = std::max(largest, logit[i]);
-      }
-      float sum = 0, pooled = 0;
-      for (int i = 0; i < shape_.pool; i++) {
-        const float a = exp(logit[i] - largest);
-        sum += a;
-        pooled = std::fma(a, pool_[static_cast<size_t>(2 * i * shape_.dim + c)], pooled);
-      }
-      pooled_[static_cast<size_t>(c)] = pooled / sum;
-    }
-    write_numbers(pooled_.data(), shape_.dim, shape_.dtype, to);
-  }
-
+  const IndexKernels& kernels_;
   const PooledIndexArgs& args_;
   const PooledIndexShape& shape_;
-  std::vector<float> row_;     // key, gate of the token
-  std::vector<float> pool_;    // [pool][key, gate]
-  std::vector<float> pooled_;  // [dim]
+  PoolingRoom room_;
+  float* numbers_;
 };
 
-// Chooses for one row.
+// Chooses for one row after the other.
 class Selecting {
  public:
-  Selecting(const PooledIndexArgs& args, TokenSelection& selection)
-      : args_(args),
+  Selecting(const IndexKernels& kernels, const PooledIndexArgs& args, IndexWorkspace::Worker& worker,
+            TokenSelection& selection)
+      : score_(args.shape.dtype == DType::kF32 ? kernels.score_f32 : kernels.score_bf16),
+        args_(args),
         shape_(args.shape),
+        room_(shape_),
+        numbers_(worker.numbers),
+        pools_(worker.pools),
         selection_(selection),
-        key_(static_cast<size_t>(shape_.dim)),
         kept_(static_cast<size_t>(shape_.top_k / shape_.pool)) {}
 
-  void operator()(const AttentionSequence& sequence, int index) {
-    const int row = sequence.first_row + index;
-    const int64_t position = sequence.first_position + index;
+  void row(const AttentionSequence& sequence, int row) {
+    const int64_t position = sequence.first_position + row - sequence.first_row;
     const int64_t complete = (position + 1) / shape_.pool;
     if (complete * shape_.pool <= shape_.top_k) {
       add(row, 0, position + 1);
       return;
     }
+    turn_queries(row);
     pools_.clear();
-    for (int64_t j = 0; j < complete; j++) {
-      read_numbers(sequence_row(args_.keys, sequence.pages.data(), j), shape_.dim, shape_.dtype, key_.data());
-      if (pools_.size() == 2 * kept_) keep_best();  // memory does not grow with the context
-      pools_.push_back({score(row), j});
-      if (std::isnan(pools_.back().score)) return;
+    for (int64_t j = 0; j < complete; j += kKeysAtOnce) {
+      const auto count = static_cast<int>(std::min<int64_t>(kKeysAtOnce, complete - j));
+      score_keys(sequence, j, count);
+      for (int i = 0; i < count; i++) {
+        if (pools_.size() == 2 * kept_) keep_best();  // memory does not grow with the context
+        pools_.push_back({numbers_[room_.scores + static_cast<size_t>(i)], j + i});
+        if (std::isnan(pools_.back().score)) return;
+      }
     }
     keep_best();
-    std::ranges::sort(pools_, {}, &Pool::index);
-    for (const Pool& pool : pools_) add(row, pool.index * shape_.pool, (pool.index + 1) * shape_.pool);
+    std::ranges::sort(pools_, {}, &IndexWorkspace::Pool::index);
+    for (const auto& pool : pools_) add(row, pool.index * shape_.pool, (pool.index + 1) * shape_.pool);
     add(row, complete * shape_.pool, position + 1);
   }
 
  private:
-  struct Pool {
-    float score;
-    int64_t index;
-  };
-
   // At least kept_ are there. No two are equal in this order, so what is kept does not depend on when.
   void keep_best() {
-    std::ranges::nth_element(pools_, pools_.begin() + static_cast<ptrdiff_t>(kept_), [](const Pool& a, const Pool& b) {
-      return a.score != b.score ? a.score > b.score : a.index < b.index;
-    });
+    std::ranges::nth_element(pools_, pools_.begin() + static_cast<ptrdiff_t>(kept_),
+                             [](const IndexWorkspace::Pool& a, const IndexWorkspace::Pool& b) {
+                               return a.score != b.score ? a.score > b.score : a.index < b.index;
+                             });
     pools_.resize(kept_);
   }
 
@@ -141,26 +142,38 @@ class Selecting {
     for (int64_t p = begin; p < end; p++) selection_.add(row, static_cast<int32_t>(p));
   }
 
-  float score(int row) const {
-    const auto r = static_cast<size_t>(row);
-    const float* weight = args_.weight + r * args_.stride;
+  void turn_queries(int row) {
+    const auto r = static_cast<size_t>(row), heads = static_cast<size_t>(rounded_to_lines(shape_.heads));
     const float* q = args_.q + r * args_.q_stride;
     const float scale = 1 / std::sqrt(static_cast<float>(shape_.dim * shape_.heads));
-    float total = 0;
-    for (int h = 0; h < shape_.heads; h++, q += shape_.dim) {
-      float dot = 0;
-      for (int i = 0; i < shape_.dim; i++) dot = std::fma(q[i], key_[static_cast<size_t>(i)], dot);
-      total = std::fma(weight[h] * scale, std::max(dot, 0.0F), total);
+    for (size_t h = 0; h < static_cast<size_t>(shape_.heads); h++, q += shape_.dim) {
+      for (size_t i = 0; i < static_cast<size_t>(shape_.dim); i++) numbers_[room_.queries + i * heads + h] = q[i];
+      numbers_[room_.weights + h] = args_.weight[r * args_.stride + h] * scale;
     }
-    return total;
   }
 
+  void score_keys(const AttentionSequence& sequence, int64_t first, int count) {
+    const std::byte* keys[kKeysAtOnce];
+    for (int i = 0; i < count; i++) keys[i] = sequence_row(args_.keys, sequence.pages.data(), first + i);
+    score_({.heads = shape_.heads,
+            .dim = shape_.dim,
+            .count = count,
+            .keys = keys,
+            .queries = numbers_ + room_.queries,
+            .weights = numbers_ + room_.weights,
+            .wide = numbers_ + room_.wide,
+            .dots = numbers_ + room_.dots,
+            .scores = numbers_ + room_.scores});
+  }
+
+  void (*score_)(const IndexScoreArgs&);
   const PooledIndexArgs& args_;
   const PooledIndexShape& shape_;
+  SelectingRoom room_;
+  float* numbers_;
+  std::vector<IndexWorkspace::Pool>& pools_;  // the best so far, and some more
   TokenSelection& selection_;
-  std::vector<float> key_;
-  size_t kept_;              // pools that a row reads
-  std::vector<Pool> pools_;  // the best so far, and some more
+  size_t kept_;  // pools that a row reads
 };
 
 }  // namespace
@@ -185,9 +198,32 @@ size_t pooled_key_bytes(const PooledIndexShape& shape) { return static_cast<size
 
 size_t open_pool_row_bytes(const PooledIndexShape& shape) { return static_cast<size_t>(2 * shape.dim) * sizeof(float); }
 
-void pool_keys(const PooledIndexArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool) {
-  pool.split(static_cast<int>(sequences.size()), [&](int begin, int end) {
-    Pooling pooling(args);
+bool IndexWorkspace::holds(const PooledIndexShape& shape, int workers) const {
+  return workers_.size() >= static_cast<size_t>(workers) && floats_ >= floats_for(shape) && pools_ >= pools_for(shape);
+}
+
+Result<void> IndexWorkspace::reserve(const PooledIndexShape& shape, int workers, Allocator& allocator) {
+  if (holds(shape, workers)) return {};
+  const size_t floats = std::max(floats_, floats_for(shape)), pools = std::max(pools_, pools_for(shape));
+  const size_t count = std::max(workers_.size(), static_cast<size_t>(workers));
+  auto memory = allocator.allocate(floats * count * sizeof(float));
+  if (!memory) return std::unexpected(memory.error());
+  memory_ = std::move(*memory);
+  floats_ = floats;
+  pools_ = pools;
+  workers_.resize(count);
+  for (size_t i = 0; i < count; i++) {
+    workers_[i].numbers = reinterpret_cast<float*>(memory_.data()) + i * floats;
+    workers_[i].pools.reserve(pools);
+  }
+  return {};
+}
+
+void pool_keys(const KernelTable& table, const PooledIndexArgs& args, std::span<const AttentionSequence> sequences,
+               IndexWorkspace& workspace, ThreadPool& pool) {
+  QUIRE_CHECK(workspace.holds(args.shape, pool.size()));
+  pool.split(static_cast<int>(sequences.size()), [&](int worker, int begin, int end) {
+    Pooling pooling(*table.index, args, workspace.worker(worker).numbers);
     for (int s = begin; s < end; s++) {
       const AttentionSequence& sequence = sequences[static_cast<size_t>(s)];
       for (int i = 0; i < sequence.num_rows; i++) pooling.token(sequence.first_row + i, sequence.first_position + i);
@@ -195,11 +231,17 @@ void pool_keys(const PooledIndexArgs& args, std::span<const AttentionSequence> s
   });
 }
 
-void select_tokens(const PooledIndexArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool,
-                   TokenSelection& selection) {
+void select_tokens(const KernelTable& table, const PooledIndexArgs& args, std::span<const AttentionSequence> sequences,
+                   IndexWorkspace& workspace, ThreadPool& pool, TokenSelection& selection) {
   if (sequences.empty()) return;
-  selection.reset(sequences.back().first_row + sequences.back().num_rows);
-  split_rows(sequences, pool, [&] { return Selecting(args, selection); });
+  QUIRE_CHECK(workspace.holds(args.shape, pool.size()));
+  const int first = sequences.front().first_row, last = sequences.back().first_row + sequences.back().num_rows;
+  selection.reset(last);
+  pool.split(last - first, [&](int worker, int begin, int end) {
+    Selecting selecting(*table.index, args, workspace.worker(worker), selection);
+    for (int row = first + begin; row < first + end; row++)
+      selecting.row(*(std::ranges::upper_bound(sequences, row, {}, &AttentionSequence::first_row) - 1), row);
+  });
 }
 
 }  // namespace quire::kernels

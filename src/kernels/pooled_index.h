@@ -8,16 +8,20 @@
 //   score(j) = sum over heads of w_h * max(0, q_h . pooled_j);  w_h = weight_h / sqrt(dim * heads)
 // and reads the tokens of the top_k / pool best ones, the lower pool where two score the same, and those of its own
 // open pool. A row with a score that is NaN has no best ones: it reads nothing, which makes it NaN. Everything is fp32
-// in one fixed order but the pooled key, which the cache rounds to `dtype`. Plain code.
+// in one fixed order, the same on every instruction set, but the pooled key, which the cache rounds to `dtype`. One
+// thread calls these functions; they run on the pool's workers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include "base/buffer.h"
 #include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "kernels/attention.h"
+#include "kernels/kernels.h"
 #include "kernels/row_view.h"
 #include "kernels/token_selection.h"
 #include "quire/error.h"
@@ -59,12 +63,38 @@ struct PooledIndexArgs {
   std::span<const int64_t> ring_slots;  // one a row
 };
 
-// Completes the pools that end in this step, and leaves the tokens of open ones in their rings.
-void pool_keys(const PooledIndexArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool);
+// What both functions need beside their results. It does not depend on how long sequences are.
+class IndexWorkspace {
+ public:
+  // Room for this shape, too, and those before. kExhausted.
+  Result<void> reserve(const PooledIndexShape& shape, int workers, Allocator& allocator);
+
+  bool holds(const PooledIndexShape& shape, int workers) const;
+
+  struct Pool {
+    float score;
+    int64_t index;
+  };
+  struct Worker {
+    float* numbers = nullptr;
+    std::vector<Pool> pools;  // the best ones
+  };
+  Worker& worker(int i) { return workers_[static_cast<size_t>(i)]; }
+
+ private:
+  size_t floats_ = 0, pools_ = 0;  // of a worker
+  Buffer memory_;
+  std::vector<Worker> workers_;
+};
+
+// Completes the pools that end in this step, and leaves the tokens of open ones in their rings. The workspace has room
+// for the shape and the pool's workers, here and below.
+void pool_keys(const KernelTable& table, const PooledIndexArgs& args, std::span<const AttentionSequence> sequences,
+               IndexWorkspace& workspace, ThreadPool& pool);
 
 // What every row of the step reads, from complete pools in the cache. `pages` are the pooled keys' manager blocks. The
 // selection has room for all rows, of shape.most_selected() or of all positions up to the row's.
-void select_tokens(const PooledIndexArgs& args, std::span<const AttentionSequence> sequences, ThreadPool& pool,
-                   TokenSelection& selection);
+void select_tokens(const KernelTable& table, const PooledIndexArgs& args, std::span<const AttentionSequence> sequences,
+                   IndexWorkspace& workspace, ThreadPool& pool, TokenSelection& selection);
 
 }  // namespace quire::kernels

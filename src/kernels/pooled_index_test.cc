@@ -6,9 +6,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
+#include "kernels/index_kernels.h"
+#include "kernels/math.h"
 #include "kernels/test_numbers.h"
+#include "kernels/test_tables.h"
 
 namespace quire::kernels {
 namespace {
@@ -22,14 +26,17 @@ using Selected = std::vector<std::vector<int32_t>>;  // by token
 // One sequence: its inputs, its blocks of pooled keys, its block of the ring. What is not written is NaN.
 class World {
  public:
-  World(unsigned seed, int first_block, int ring_block, int capacity, std::vector<std::byte>& memory)
-      : inputs_(test_numbers(kTokens * kStride, seed)),
+  World(unsigned seed, int first_block, int ring_block, int capacity, std::vector<std::byte>& memory,
+        const KernelTable& table = test_tables().back())
+      : table_(table),
+        inputs_(test_numbers(kTokens * kStride, seed)),
         queries_(test_numbers(kTokens * kQueries, seed + 1)),
         ring_block_(ring_block),
         capacity_(capacity) {
     for (int b = 0; b <= kTokens / kBlockTokens; b++) blocks_.push_back(first_block + b * 2);
     keys_ = {memory.data(), 512, pooled_key_bytes(kShape), kBlockTokens / kShape.pool};
     ring_ = {memory.data() + 64 * 512, 1024, open_pool_row_bytes(kShape), capacity};
+    EXPECT_TRUE(workspace_.reserve(kShape, 3, allocator_));
   }
 
   static std::vector<std::byte> memory() { return std::vector<std::byte>(64 * 512 + 16 * 1024, std::byte{0xff}); }
@@ -65,10 +72,9 @@ class World {
     ThreadPool pool(threads);
     const PooledIndexArgs a = args(first, count);
     const AttentionSequence sequence{blocks_, 0, count, first};
-    pool_keys(a, {&sequence, 1}, pool);
-    Allocator allocator;
-    TokenSelection selection = *TokenSelection::make(count, kShape.most_selected(), allocator);
-    select_tokens(a, {&sequence, 1}, pool, selection);
+    pool_keys(table_, a, {&sequence, 1}, workspace_, pool);
+    TokenSelection selection = *TokenSelection::make(count, kShape.most_selected(), allocator_);
+    select_tokens(table_, a, {&sequence, 1}, workspace_, pool, selection);
     for (int i = 0; i < count; i++) {
       const auto row = selection.row(i);
       selected.emplace_back(row.begin(), row.end());
@@ -143,6 +149,9 @@ class World {
     return static_cast<double>(queries_[static_cast<size_t>(token) * kQueries + static_cast<size_t>(column)]);
   }
 
+  KernelTable table_;
+  Allocator allocator_;
+  IndexWorkspace workspace_;
   std::vector<float> inputs_, queries_;
   std::vector<float> weight_ = test_numbers(10, 91), bias_ = test_numbers(10, 92), by_place_ = test_numbers(40, 93);
   std::vector<int32_t> blocks_;
@@ -221,8 +230,10 @@ TEST(PooledIndex, EqualScoresGoToTheLowerPool) {
   for (int b = 0; b <= kTokens / kBlockTokens; b++) blocks.push_back(1 + b * 2);
   const AttentionSequence sequence{blocks, 0, 1, 100};
   Allocator allocator;
+  IndexWorkspace workspace;
+  ASSERT_TRUE(workspace.reserve(kShape, 1, allocator));
   TokenSelection selection = *TokenSelection::make(1, kShape.most_selected(), allocator);
-  select_tokens(args, {&sequence, 1}, pool, selection);
+  select_tokens(test_tables().back(), args, {&sequence, 1}, workspace, pool, selection);
   std::vector<int32_t> want;
   for (int t = 0; t < kShape.top_k; t++) want.push_back(t);
   want.push_back(100);
@@ -263,19 +274,22 @@ TEST(PooledIndex, ARowWithAScoreThatIsNaNReadsNothing) {
   clean.step(0, kTokens, want);
   for (int p = 0; p < kTokens; p++)
     if (p == kBadQuery || p == kBadWeights || p >= kEndOfItsPool) want[static_cast<size_t>(p)].clear();
-  for (const int size : {1, 3, 64, kTokens})
-    for (const int threads : {1, 2, 3}) {
-      auto memory = World::memory();
-      World world(1, 1, 0, kShape.pool, memory);
-      world.query(kBadQuery)[13] = std::nanf("");
-      std::ranges::copy(std::vector{kInfinity, -kInfinity, 1.0F}, world.weight(kBadWeights));
-      world.key(kBadKey)[7] = std::nanf("");
-      world.query(3)[0] = std::nanf("");
-      Selected got;
-      for (int first = 0; first < kTokens; first += size)
-        world.step(first, std::min(size, kTokens - first), got, threads);
-      ASSERT_EQ(got, want) << size << " " << threads;
-    }
+  const int bad_gate = kShape.dim + 7;
+  for (const KernelTable& table : test_tables())
+    for (const int in_row : {7, bad_gate})
+      for (const int size : {1, 3, 64, kTokens})
+        for (const int threads : {1, 2, 3}) {
+          auto memory = World::memory();
+          World world(1, 1, 0, kShape.pool, memory, table);
+          world.query(kBadQuery)[13] = std::nanf("");
+          std::ranges::copy(std::vector{kInfinity, -kInfinity, 1.0F}, world.weight(kBadWeights));
+          world.key(kBadKey)[in_row] = std::nanf("");
+          world.query(3)[0] = std::nanf("");
+          Selected got;
+          for (int first = 0; first < kTokens; first += size)
+            world.step(first, std::min(size, kTokens - first), got, threads);
+          ASSERT_EQ(got, want) << describe(table) << " " << in_row << " " << size << " " << threads;
+        }
 }
 
 TEST(PooledIndex, InfiniteScoresAreTheGreatestAndTheLeast) {
@@ -301,6 +315,116 @@ TEST(PooledIndex, InfiniteScoresAreTheGreatestAndTheLeast) {
   }
   EXPECT_GT(more_than_fit, 0);
   EXPECT_GT(least_chosen, 0);
+}
+
+TEST(PooledIndex, TheWorkspaceIsReservedOrRefused) {
+  Allocator allocator;
+  IndexWorkspace workspace;
+  ASSERT_TRUE(workspace.reserve(kShape, 2, allocator));
+  const size_t reserved = allocator.in_use();
+  EXPECT_GT(reserved, 0U);
+  ASSERT_TRUE(workspace.reserve(kShape, 1, allocator));
+  EXPECT_EQ(allocator.in_use(), reserved);
+  PooledIndexShape large = kShape;
+  large.dim = large.heads = 1 << 10;
+  const auto refused = workspace.reserve(large, 1 << 27, allocator);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().kind, ErrorKind::kExhausted);
+  EXPECT_EQ(allocator.in_use(), reserved);
+  EXPECT_TRUE(workspace.holds(kShape, 2));
+}
+
+// What the header says, written once more: sums of sixteen lanes and their tree, and chains in ascending order.
+float sum_of(const std::vector<float>& x) {
+  float lanes[16] = {};
+  for (size_t i = 0; i < x.size(); i++) lanes[i % 16] += x[i];
+  for (int step = 8; step > 0; step /= 2)
+    for (int i = 0; i < step; i++) lanes[i] += lanes[i + step];
+  return lanes[0];
+}
+
+std::vector<float> normed(const std::vector<float>& x, const std::vector<float>& weight,
+                          const std::vector<float>& bias) {
+  const auto count = static_cast<float>(x.size());
+  const float mean = sum_of(x) / count;
+  std::vector<float> y = x, squares;
+  for (float& v : y) {
+    v -= mean;
+    squares.push_back(v * v);
+  }
+  const float inverse = 1 / std::sqrt(sum_of(squares) / count + 1e-6F);
+  for (size_t i = 0; i < y.size(); i++) y[i] = std::fma(y[i] * inverse, weight[i], bias[i]);
+  return y;
+}
+
+std::vector<float> pooled(const std::vector<float>& rows, const std::vector<float>& bias, size_t pool, size_t dim) {
+  std::vector<float> out(dim);
+  for (size_t c = 0; c < dim; c++) {
+    const auto logit = [&](size_t i) { return rows[(2 * i + 1) * dim + c] + bias[i * dim + c]; };
+    float largest = logit(0), sum = 0, total = 0;
+    for (size_t i = 1; i < pool; i++) largest = std::max(largest, logit(i));
+    for (size_t i = 0; i < pool; i++) {
+      const float a = exp(logit(i) - largest);
+      sum += a;
+      total = std::fma(a, rows[2 * i * dim + c], total);
+    }
+    out[c] = total / sum;
+  }
+  return out;
+}
+
+TEST(PooledIndex, EveryInstructionSetFollowsTheOrder) {
+  set_flush_denormals();
+  for (const KernelTable& table : test_tables())
+    for (const size_t dim : {1U, 7U, 16U, 33U, 128U})
+      for (const size_t pool : {1U, 4U, 5U}) {
+        const auto rows = test_numbers(2 * pool * dim, 1), bias = test_numbers(pool * dim, 2);
+        const auto weight = test_numbers(dim, 3), x = test_numbers(dim, 4), shift = test_numbers(dim, 5);
+        const auto n = static_cast<int>(dim);
+        std::vector<float> got(dim + 1, 7.0F);
+        table.index->norm({n, x.data(), weight.data(), shift.data(), 1e-6F, got.data()});
+        EXPECT_EQ(std::memcmp(got.data(), normed(x, weight, shift).data(), dim * sizeof(float)), 0) << describe(table);
+        table.index->pool({static_cast<int>(pool), n, rows.data(), bias.data(), got.data()});
+        EXPECT_EQ(std::memcmp(got.data(), pooled(rows, bias, pool, dim).data(), dim * sizeof(float)), 0)
+            << describe(table) << " " << dim << " " << pool;
+        EXPECT_EQ(got[dim], 7.0F);
+      }
+}
+
+TEST(PooledIndex, EveryInstructionSetScoresInTheOrder) {
+  set_flush_denormals();
+  for (const KernelTable& table : test_tables())
+    for (const DType dtype : {DType::kBF16, DType::kF32})
+      for (const auto& [heads, dim] : {std::pair{1, 1}, {3, 10}, {16, 64}, {20, 33}, {32, 128}})
+        for (const int count : {1, 2, 5, 16, 17, 32}) {
+          const auto h = static_cast<size_t>(heads), d = static_cast<size_t>(dim), n = static_cast<size_t>(count);
+          const size_t padded = (h + 15) / 16 * 16, wide = (d + 15) / 16 * 16, row = d * size_of(dtype);
+          auto numbers = test_numbers(n * d, 1);
+          const auto queries = test_numbers(h * d, 2), weights = test_numbers(h, 3);
+          std::vector<std::byte> memory(n * row);
+          std::vector<const std::byte*> keys;
+          for (size_t i = 0; i < n; i++) {
+            write_numbers(numbers.data() + i * d, dim, dtype, memory.data() + i * row);
+            read_numbers(memory.data() + i * row, dim, dtype, numbers.data() + i * d);
+            keys.push_back(memory.data() + i * row);
+          }
+          std::vector<float> turned(d * padded, std::nanf("")), room(n * (wide + padded)), got(n + 1, 7.0F);
+          for (size_t i = 0; i < h * d; i++) turned[i % d * padded + i / d] = queries[i];
+          const auto score = dtype == DType::kF32 ? table.index->score_f32 : table.index->score_bf16;
+          score({heads, dim, count, keys.data(), turned.data(), weights.data(), room.data(), room.data() + n * wide,
+                 got.data()});
+          for (size_t i = 0; i < n; i++) {
+            float total = 0;
+            for (size_t j = 0; j < h; j++) {
+              float dot = 0;
+              for (size_t c = 0; c < d; c++) dot = std::fma(queries[j * d + c], numbers[i * d + c], dot);
+              total = std::fma(weights[j], std::max(dot, 0.0F), total);
+            }
+            ASSERT_EQ(std::memcmp(&got[i], &total, sizeof total), 0)
+                << describe(table) << " " << heads << " x " << dim << ", " << i << " of " << count;
+          }
+          EXPECT_EQ(got[n], 7.0F);
+        }
 }
 
 TEST(PooledIndex, RefusesImpossibleShapes) {

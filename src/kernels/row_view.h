@@ -1,18 +1,14 @@
 // Rows of one layer in the cache, addressed in manager blocks: row r of block b lies at
 //   base + b * block_stride + r * row_stride.
-// For layers whose kernels are plain code and want no tiles: latent rows, pooled keys, rings; a recurrent state is the
-// only row of its block. A view does not own the memory. Sequences of a step follow each other without gaps.
+// For layers whose kernels want no tiles: latent rows, pooled keys, rings; a recurrent state is the only row of its
+// block. A view does not own the memory. Sequences of a step follow each other without gaps.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 
 #include "base/dtype.h"
-#include "base/thread_pool.h"
-#include "kernels/attention.h"
 
 namespace quire::kernels {
 
@@ -56,22 +52,6 @@ inline void write_numbers(const float* x, int n, DType dtype, std::byte* to) {
     const uint16_t number = float_to_bf16(x[i]);
     std::memcpy(to + static_cast<size_t>(i) * sizeof number, &number, sizeof number);
   }
-}
-
-// Shares the rows of a step out to the workers: each calls make() once and the result with (sequence, row of it).
-template <class Make>
-void split_rows(std::span<const AttentionSequence> sequences, ThreadPool& pool, Make make) {
-  if (sequences.empty()) return;
-  const int first = sequences.front().first_row;
-  const int count = sequences.back().first_row + sequences.back().num_rows - first;
-  pool.split(count, [&](int begin, int end) {
-    auto work = make();
-    for (int r = first + begin; r < first + end; r++) {
-      const auto next = std::ranges::upper_bound(sequences, r, {}, &AttentionSequence::first_row);
-      const AttentionSequence& sequence = *(next - 1);
-      work(sequence, r - sequence.first_row);
-    }
-  });
 }
 
 }  // namespace quire::kernels

@@ -85,11 +85,20 @@ class Loader {
     return {};
   }
 
-  // The weights of a convolution over each channel alone; files have a dimension of 1 between its two or not.
+  // The weights of a convolution over each channel alone, as [width][channels]; files have [channels][width], with a
+  // dimension of 1 between them or not.
   Result<void> convolution(const std::string& name, int channels, int width, std::vector<float>& out) {
     const weights::Tensor* tensor = tensors_.find(name);
-    if (tensor != nullptr && tensor->shape.size() == 3) return numbers(name, {channels, 1, width}, out);
-    return numbers(name, {channels, width}, out);
+    const bool flat = tensor == nullptr || tensor->shape.size() != 3;
+    std::vector<float> rows;
+    if (auto read = flat ? numbers(name, {channels, width}, rows) : numbers(name, {channels, 1, width}, rows); !read)
+      return read;
+    out.resize(rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const size_t channel = i / static_cast<size_t>(width), token = i % static_cast<size_t>(width);
+      out[token * static_cast<size_t>(channels) + channel] = rows[i];
+    }
+    return {};
   }
 
   // A tensor of any format, widened, and rounded to bf16 unless the profile keeps fp32: a matrix that plain code
@@ -459,7 +468,9 @@ Result<void> load_mixer(Loader& loader, const LatentSpec& spec, LayerWeights& la
   auto& out = layer.mixer.emplace<LatentWeights>();
   if (auto loaded = loader.norm(spec.query_norm, out.query_norm); !loaded) return loaded;
   if (auto loaded = loader.norm(spec.latent_norm, out.latent_norm); !loaded) return loaded;
-  if (auto loaded = load_expansion(loader, spec, out.expansion); !loaded) return loaded;
+  std::vector<float> expansion;
+  if (auto loaded = load_expansion(loader, spec, expansion); !loaded) return loaded;
+  out.expansion = kernels::pack_expansion(spec.shape, expansion);
   if (spec.indexer)
     if (auto loaded = load_indexer(loader, *spec.indexer, out.indexer.emplace()); !loaded) return loaded;
   if (auto loaded = loader.linear(spec.input, out.input); !loaded) return loaded;

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -17,6 +16,7 @@
 #include "kernels/attention.h"
 #include "kernels/gated_delta.h"
 #include "kernels/latent_attention.h"
+#include "kernels/pooled_index.h"
 #include "kernels/probe.h"
 #include "kernels/roofline.h"
 #include "kernels/rope.h"
@@ -62,6 +62,7 @@ class Bench {
     if (wants("write")) write();
     if (wants("gated_delta")) gated_delta_rule();
     if (wants("latent")) latent();
+    if (wants("index")) index();
   }
 
  private:
@@ -73,10 +74,9 @@ class Bench {
   void time(const std::string& name, const Work& work, int count, const std::function<void()>& run) {
     double best = INFINITY;
     for (int round = 0; round < kRounds; round++) {
-      const auto start = std::chrono::steady_clock::now();
+      const double start = seconds(pool_.size() == 1);
       run();
-      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-      best = std::min(best, taken.count() / count);
+      best = std::min(best, (seconds(pool_.size() == 1) - start) / count);
     }
     const Roof roof = roof_of(work, peaks_);
     fmt::print("{:<44}{:>10.2f} us{:>8.1f} GB/s{:>8.1f} Gop/s{:>6.0f}% of {}\n", name, best * 1e6,
@@ -221,7 +221,8 @@ class Bench {
       const double operations = 7.0 * shape.heads * shape.key_dim * shape.value_dim + 2.0 * shape.channels() * 4;
       time(fmt::format("gated delta, {} x {} tokens, 16 of 128 x 128", sequences, tokens),
            in_memory(2.0 * static_cast<double>(states.size()) * kFloat, rows * operations), 1, [&] {
-             gated_delta({.shape = shape,
+             gated_delta(table_,
+                         {.shape = shape,
                           .conv = conv.data(),
                           .rate = rate.data(),
                           .dt_bias = bias.data(),
@@ -239,13 +240,18 @@ class Bench {
   void latent() {
     const LatentShape shape{.heads = 16, .nope_dim = 128, .rope_dim = 64, .value_dim = 128, .rank = 512};
     constexpr int kBlock = 32;
-    const auto expansion = random_floats(static_cast<size_t>(shape.expansion_rows()) * static_cast<size_t>(shape.rank));
-    for (const auto& [rows, depth] : {std::pair{1, 2048}, {64, 64}}) {
+    const double absorbed = static_cast<double>(shape.expansion_rows()) * shape.rank;
+    const Lines expansion = pack_expansion(shape, random_floats(static_cast<size_t>(absorbed)));
+    for (const auto& [rows, depth] : {std::pair{1, 2048}, {1, 8192}, {64, 64}}) {
+      LatentWorkspace workspace;
+      if (!workspace.reserve(shape, rows, pool_.size(), allocator_)) return;
       const int blocks = depth / kBlock;
       RowView cache{.row_stride = latent_row_bytes(shape), .rows_per_block = kBlock};
       cache.block_stride = cache.row_stride * kBlock;
       const auto memory = *allocator_.allocate(cache.block_stride * static_cast<size_t>(blocks));
       cache.base = memory.data();
+      const auto x = random_floats(static_cast<size_t>(shape.row_dim() + depth));
+      for (int i = 0; i < depth; i++) write_numbers(x.data() + i, shape.row_dim(), shape.dtype, cache.slot(i));
       std::vector<int32_t> table(static_cast<size_t>(blocks));
       std::iota(table.begin(), table.end(), 0);
       const auto width = static_cast<size_t>(shape.heads * shape.query_dim());
@@ -255,22 +261,50 @@ class Bench {
           .pages = table, .first_row = 0, .num_rows = rows, .first_position = depth - rows};
       double seen = 0;
       for (int r = 0; r < rows; r++) seen += depth - rows + r + 1;
-      const double absorbed = static_cast<double>(expansion.size());
       time(fmt::format("latent attention, {} of {} tokens, 16 heads", rows, depth),
            in_memory(depth * static_cast<double>(cache.row_stride) + absorbed * kFloat,
                      seen * shape.heads * 2 * (shape.row_dim() + shape.rank) + rows * 2 * absorbed),
            1, [&] {
-             attend_latents({.shape = shape,
+             attend_latents(table_,
+                            {.shape = shape,
                              .cache = cache,
-                             .expansion = expansion.data(),
+                             .expansion = floats(expansion),
                              .scale = 0.1F,
                              .q = q.data(),
                              .q_stride = width,
                              .out = out.data(),
                              .out_stride = static_cast<size_t>(shape.heads * shape.value_dim)},
-                            {&sequence, 1}, pool_);
+                            {&sequence, 1}, workspace, pool_);
            });
     }
+  }
+
+  // One token per thread chooses among the pools before it.
+  void index() {
+    constexpr int kBlock = 32, kDepth = 8192;
+    const PooledIndexShape shape{.pool = 4, .heads = 32, .dim = 128, .top_k = 2048};
+    const int rows = pool_.size(), pools = kDepth / shape.pool, blocks = kDepth / kBlock;
+    IndexWorkspace workspace;
+    if (!workspace.reserve(shape, rows, allocator_)) return;
+    RowView keys{.row_stride = pooled_key_bytes(shape), .rows_per_block = kBlock / shape.pool};
+    keys.block_stride = keys.row_stride * static_cast<size_t>(keys.rows_per_block);
+    const auto memory = *allocator_.allocate(keys.block_stride * static_cast<size_t>(blocks));
+    keys.base = memory.data();
+    const auto x = random_floats(static_cast<size_t>(shape.dim) + static_cast<size_t>(pools));
+    for (int i = 0; i < pools; i++) write_numbers(x.data() + i, shape.dim, shape.dtype, keys.slot(i));
+    std::vector<int32_t> table(static_cast<size_t>(blocks));
+    std::iota(table.begin(), table.end(), 0);
+    const auto width = static_cast<size_t>(shape.heads * shape.dim);
+    const auto q = random_floats(static_cast<size_t>(rows) * width), weights = random_floats(width);
+    TokenSelection selection = *TokenSelection::make(rows, shape.most_selected(), allocator_);
+    const AttentionSequence sequence{.pages = table, .first_row = 0, .num_rows = rows, .first_position = kDepth - rows};
+    PooledIndexArgs args;
+    args.shape = shape, args.keys = keys;
+    args.weight = weights.data(), args.q = q.data(), args.q_stride = width;
+    const double scores = static_cast<double>(rows) * pools;
+    time(fmt::format("index, {} of {} tokens, 32 heads of 128", rows, kDepth),
+         in_memory(pools * static_cast<double>(keys.row_stride), 2 * scores * static_cast<double>(width)), 1,
+         [&] { select_tokens(table_, args, {&sequence, 1}, workspace, pool_, selection); });
   }
 
   const KernelTable& table_;

@@ -14,18 +14,25 @@ import pytest
 
 from codegen.stack_loops import disassemble, loops_of
 
-# What computes: tiles of matrix products, and scores, values, softmax and the whole of an attention chunk.
+# What computes: tiles of matrix products, scores, values, softmax and the whole of an attention chunk, and the recurrence
+# of a key head.
 KERNELS = {
     "avx2/gemm_float": {"chain_tile", "block_tile"},
     "avx2/gemm_integer": {"run_pass"},
     "avx2/gemm_integer_vnni": {"run_pass"},
     "avx2/attention": {"scores", "values", "softmax", "chunk"},
+    "avx2/gated_delta": {"key_head"},
+    "avx2/latent": {"product_tile"},
+    "avx2/index": {"product_tile"},
     "avx512/gemm_float": {"chain_tile", "block_tile"},
     "avx512/gemm_bf16": {"block_tile"},
     "avx512/gemm_integer": {"pass"},
     "avx512/gemm_amx": {"pass", "unpack"},
     "avx512/attention": {"scores", "values", "softmax", "chunk"},
     "avx512/attention_bf16": {"scores", "values", "softmax", "chunk"},
+    "avx512/gated_delta": {"key_head"},
+    "avx512/latent": {"product_tile"},
+    "avx512/index": {"product_tile"},
 }
 
 LAYOUT_ENUM = re.compile(r"enum class Layout : uint8_t \{(.*?)\};", re.S)
@@ -169,6 +176,8 @@ KNOWN = {
         "softmax<Tile<F32Words, 6, 1>>": 15,
         "softmax<Tile<I8Words, 6, 1>>": 18,
     },
+    # A third of the changes of 64 values, which with their sums fill the registers; they are read where they are used.
+    "avx2/gated_delta": {"key_head": 6},
     # Masks of a row's first and last key.
     "avx512/attention": {"chunk<Tile<Bf16Words, 6, 4>>": 1},
     "avx512/attention_bf16": {"chunk<Tile<NativeBf16Words, 6, 4>>": 1},

@@ -1,0 +1,8 @@
+#include "kernels/avx512/math_lanes.h"
+#include "kernels/shared/gated_delta_body.h"
+
+namespace quire::kernels {
+
+const GatedDeltaKernels& gated_delta_kernels_avx512() { return kGatedDeltaKernels; }
+
+}  // namespace quire::kernels
