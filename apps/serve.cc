@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "net/server.h"
+#include "text/grammar.h"
 #include "text/load.h"
 #include "weights/checkpoint.h"
 
@@ -132,10 +133,13 @@ int load_and_serve(const ServeFlags& flags, const api::SamplingDefaults& default
   if (!model_text) return report(model_text.error());
 
   api::Backend backend = api::backend_of(**engine);
+  std::optional<text::GrammarCompiler> grammars;
   if (*model_text) {
     backend.tokenizer = &(*model_text)->tokenizer;
     if ((*model_text)->chat_template) backend.chat_template = &*(*model_text)->chat_template;
     backend.text_digest = hex((*model_text)->digest);
+    const ModelInfo& info = (*engine)->info();
+    backend.grammars = &grammars.emplace((*model_text)->tokenizer, info.end_tokens, info.vocab_size);
   } else {
     log::info("the model has no tokenizer: prompts and answers are token ids only");
   }

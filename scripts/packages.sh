@@ -6,7 +6,7 @@
 readonly kBuildPackages=(g++ cmake ninja-build ccache libsimdjson-dev nlohmann-json3-dev libspdlog-dev libfmt-dev
   libcli11-dev libgtest-dev librapidcheck-dev ca-certificates)
 # The oldest compiler that the crates pinned in rust/quire-text accept.
-readonly kRustMinor=85
+readonly kRustMinor=87
 
 # So that a compilation done in one clone is found from another.
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
@@ -93,13 +93,13 @@ install_cargo() {
   if command -v apt-cache >/dev/null; then
     apt_update_once
     local cargo rust minor
-    for cargo in cargo "cargo-1.$kRustMinor" cargo-web; do
+    for cargo in cargo $(apt-cache pkgnames cargo-1. | grep -x 'cargo-1\.[0-9]*' | sort -V) cargo-web; do
       rust=${cargo/cargo/rustc}
       minor=$(apt_candidate "$rust" | sed -n 's/^1\.\([0-9]*\)\..*/\1/p')
       [[ "${minor:-0}" -ge $kRustMinor ]] || continue
       apt_install "$cargo" "$rust"
       # Versioned packages name their programs cargo-1.NN and keep the plain ones in a folder of their own.
-      [[ ! -d "/usr/lib/rust-1.$kRustMinor/bin" ]] || PATH="/usr/lib/rust-1.$kRustMinor/bin:$PATH"
+      [[ ! -d "/usr/lib/rust${cargo#cargo}/bin" ]] || PATH="/usr/lib/rust${cargo#cargo}/bin:$PATH"
       has_cargo && return 0
     done
   fi

@@ -4,20 +4,22 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "quire/cache_report.h"
+#include "quire/constraint.h"
 #include "quire/error.h"
 
 namespace quire {
 
 using TokenId = int32_t;
 
-// How tokens are chosen, in the order of docs/determinism.md: allowed tokens, bias, penalties, temperature, top-k,
-// top-p, min-p, then the sample. Defaults change nothing.
+// How tokens are chosen, in the order of docs/determinism.md: the constraint, allowed tokens, bias, penalties,
+// temperature, top-k, top-p, min-p, then the sample. Defaults change nothing.
 struct SamplingParams {
   float temperature = 1.0F;  // 0 is greedy
   float top_p = 1.0F;        // (0, 1]
@@ -46,6 +48,8 @@ struct Request {
   int priority = 0;             // lower is more important, with EngineOptions::priority_scheduling
   std::string cache_salt = {};  // requests share cached prefixes only under the same salt
   bool explain_cache = false;   // ask for Update::cache_report
+  // What the answer must follow; null: nothing. The answer ends with it, whatever min_tokens and ignore_eos say.
+  std::shared_ptr<const Constraint> constraint = {};
 };
 
 // A natural log-probability, before temperature and penalties, and the token's rank (1 is the most likely).
@@ -63,7 +67,7 @@ struct PositionLogprobs {
 
 enum class FinishReason : uint8_t {
   kNone,    // goes on
-  kStop,    // an end or stop token, which is the last of `tokens`
+  kStop,    // an end or stop token, which is the last of `tokens`, or the constraint's end
   kLength,  // max_tokens, or the model's length
   kAborted,
   kError,

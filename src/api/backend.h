@@ -12,6 +12,7 @@
 namespace quire::text {
 class Tokenizer;
 class ChatTemplate;
+class GrammarCompiler;
 }  // namespace quire::text
 
 namespace quire::api {
@@ -23,6 +24,7 @@ struct Backend {
   const ModelInfo* info = nullptr;
   const text::Tokenizer* tokenizer = nullptr;         // null: token ids in and out alone
   const text::ChatTemplate* chat_template = nullptr;  // null: no chat
+  const text::GrammarCompiler* grammars = nullptr;    // null: no structured outputs
   std::string text_digest = {};                       // of tokenizer and template; part of the system fingerprint
 };
 

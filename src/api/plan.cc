@@ -7,6 +7,7 @@
 #include "api/json_writer.h"
 #include "base/utf8.h"
 #include "text/chat_template.h"
+#include "text/grammar.h"
 #include "text/tokenizer.h"
 
 namespace quire::api {
@@ -119,6 +120,19 @@ Result<void> check_sampling_ids(const Plan& plan, const ServiceOptions& service)
       longest);
 }
 
+Result<void> compile_grammar(Plan& plan, const Backend& backend) {
+  const auto& grammar = plan.options.grammar;
+  if (!grammar) return {};
+  if (backend.grammars == nullptr) {
+    return fail(ErrorKind::kUnsupported, fmt::format("{} needs a tokenizer, and this model has none", grammar->param),
+                grammar->param);
+  }
+  auto compiled = backend.grammars->compile(*grammar);
+  if (!compiled) return std::unexpected(compiled.error());
+  plan.constraint = std::move(*compiled);
+  return {};
+}
+
 // What both endpoints do once their prompts are tokens.
 Result<Plan> finish_plan(Plan plan, const Backend& backend, const ServiceOptions& service, uint64_t random_seed) {
   if (auto fits = check_sampling_ids(plan, service); !fits) return std::unexpected(fits.error());
@@ -137,6 +151,7 @@ Result<Plan> finish_plan(Plan plan, const Backend& backend, const ServiceOptions
     return fail(ErrorKind::kUnsupported, "stop strings need a tokenizer, and this model has none: use stop_token_ids",
                 "stop");
   }
+  if (auto compiled = compile_grammar(plan, backend); !compiled) return std::unexpected(compiled.error());
   if (plan.options.explain && plan.answers() > 1)
     return invalid("quire.explain tells of one answer: ask for one prompt and n of 1", "quire");
   plan.seed_chosen = !plan.options.seed && plan.options.sampling.temperature > 0;
@@ -157,7 +172,8 @@ Request Plan::request(size_t answer) const {
                   .sampling = options.sampling,
                   .priority = options.priority,
                   .cache_salt = options.cache_salt,
-                  .explain_cache = options.explain};
+                  .explain_cache = options.explain,
+                  .constraint = constraint};
   request.sampling.seed = seed;
   request.sampling.choice = static_cast<int>(answer % n);
   request.sampling.max_tokens = max_tokens();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,7 +24,8 @@ struct Plan {
   bool answer_wanted = true;  // false: an echo of the prompt alone, for which the engine still makes one token
   std::vector<std::vector<TokenId>> prompts = {};
   uint64_t seed = 0;
-  bool seed_chosen = false;  // by us, for a request that samples: the client is told
+  bool seed_chosen = false;                           // by us, for a request that samples: the client is told
+  std::shared_ptr<const Constraint> constraint = {};  // of all answers; null: they are free
   std::vector<std::string> ignored_fields = {};
 
   size_t answers() const { return prompts.size() * static_cast<size_t>(options.n); }

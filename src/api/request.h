@@ -14,6 +14,7 @@
 
 #include "quire/error.h"
 #include "quire/request.h"
+#include "text/grammar.h"
 
 namespace quire::api {
 
@@ -63,7 +64,8 @@ struct GenerationOptions {
   std::optional<int> truncate_prompt_tokens = {};  // keep this many last ones; -1: as many as the model takes
   int priority = 0;
   std::string cache_salt = {};
-  bool explain = false;  // tell what the cache did for it, and its times
+  std::optional<text::GrammarText> grammar = {};  // that the answers must follow
+  bool explain = false;                           // tell what the cache did for it, and its times
 };
 
 struct CompletionRequest {

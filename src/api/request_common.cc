@@ -6,6 +6,7 @@
 #include <charconv>
 #include <limits>
 
+#include "api/structured_outputs.h"
 #include "base/utf8.h"
 
 namespace quire::api {
@@ -139,23 +140,12 @@ void read_quire(ObjectReader& in, GenerationOptions& options) {
   if (!unknown.empty()) in.fail("quire", fmt::format("quire may hold explain, not {}", in_quotes(unknown.front())));
 }
 
-// What OpenAI or vLLM know and this server does not: refused, since ignoring it would answer another question.
+// What OpenAI or vLLM know, or knew, and this server does not: refused, since ignoring it would answer another
+// question.
 void refuse_unsupported(ObjectReader& in) {
-  for (const char* name :
-       {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words",
-        "use_beam_search", "logits_processors", "prompt_embeds", "kv_transfer_params"}) {
+  for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words",
+                           "use_beam_search", "logits_processors", "prompt_embeds", "kv_transfer_params"}) {
     in.unsupported(name);
-  }
-  const auto format = in.any("response_format");
-  if (!format) return;
-  ObjectReader reader(*format, "response_format.");
-  const auto type = reader.string("type");
-  if (!type) reader.fail("type", "response_format.type is missing; it may be \"text\" here");
-  if (reader.failure()) return in.fail("response_format", reader.failure()->message);
-  if (type != "text") {
-    in.fail("response_format",
-            fmt::format("response_format of type {} is not supported by this server, only \"text\"", in_quotes(*type)),
-            ErrorKind::kUnsupported);
   }
 }
 
@@ -221,6 +211,7 @@ GenerationOptions read_options(ObjectReader& in, const ParseLimits& limits) {
             "prompt_logprobs are part of a whole answer only, so they cannot be had with stream; a completion streams "
             "the prompt's log-probabilities with echo and logprobs");
   }
+  options.grammar = read_grammar(in);
   refuse_unsupported(in);
   return options;
 }

@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/utf8.h"
+#include "text/grammar.h"
 
 namespace quire::api {
 namespace {
@@ -123,7 +124,9 @@ class Service::Impl {
   void open(Backend backend) {
     backend_ = std::move(backend);
     metrics_.emplace(backend_.info->max_model_len);
-    std::string digests = backend_.info->fingerprint + "/" + backend_.text_digest;
+    // Another grammar engine may let other tokens through.
+    std::string digests =
+        fmt::format("{}/{}/{}", backend_.info->fingerprint, backend_.text_digest, text::grammar_engine());
     const std::string defaults = describe(options_.sampling_defaults);
     if (!defaults.empty()) digests += "/" + defaults;
     context_.emplace(

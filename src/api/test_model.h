@@ -19,6 +19,7 @@ namespace quire::api {
 inline constexpr TokenId kEndToken = 257;    // "<|end|>", the model's own
 inline constexpr TokenId kOtherStop = 258;   // "<|stop|>", special too
 inline constexpr int64_t kTestLength = 256;  // the model's length in tokens
+inline constexpr int64_t kTestVocab = 259;
 
 // Token b is byte b.
 inline text::Tokenizer byte_tokenizer() {
@@ -79,7 +80,7 @@ class FakeEngine {
   };
 
   Backend backend(const text::Tokenizer* tokenizer, const text::ChatTemplate* chat_template) {
-    info_.vocab_size = 259;
+    info_.vocab_size = kTestVocab;
     info_.max_model_len = kTestLength;
     info_.end_tokens = {kEndToken};
     info_.fingerprint = "weights";

@@ -17,6 +17,7 @@
 
 #include "api/service.h"
 #include "api/test_model.h"
+#include "text/grammar.h"
 
 namespace quire::api {
 
@@ -136,7 +137,10 @@ class ServiceTest : public testing::Test {
   ServiceTest()
       : ServiceTest(ServiceOptions{.served_model_names = {"m", "alias"}, .random = [] { return uint64_t{42}; }}) {}
   explicit ServiceTest(ServiceOptions options)
-      : tokenizer_(byte_tokenizer()), template_(small_template()), service_(std::move(options)) {}
+      : tokenizer_(byte_tokenizer()),
+        template_(small_template()),
+        grammars_(tokenizer_, {kEndToken}, kTestVocab),
+        service_(std::move(options)) {}
   ~ServiceTest() override {
     service_.close();
     for (const auto& exchange : exchanges_) exchange->forget();
@@ -144,7 +148,11 @@ class ServiceTest : public testing::Test {
 
   std::shared_ptr<FakeExchange> new_exchange() { return exchanges_.emplace_back(std::make_shared<FakeExchange>()); }
 
-  void open() { service_.open(engine_.backend(&tokenizer_, &template_)); }
+  void open() {
+    Backend backend = engine_.backend(&tokenizer_, &template_);
+    backend.grammars = &grammars_;
+    service_.open(std::move(backend));
+  }
   void open_without_text() { service_.open(engine_.backend(nullptr, nullptr)); }
 
   static HttpRequest request_of(std::string method, std::string path, std::string body = {}, Headers headers = {}) {
@@ -200,6 +208,7 @@ class ServiceTest : public testing::Test {
 
   text::Tokenizer tokenizer_;
   text::ChatTemplate template_;
+  text::GrammarCompiler grammars_;
   FakeEngine engine_;
   Service service_;
   std::vector<std::shared_ptr<FakeExchange>> exchanges_;

@@ -16,6 +16,9 @@ constexpr int64_t kRememberedEvictions = 1 << 16;
 
 double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
+// They help the pool's workers, who compute what none of them has begun.
+constexpr int kMaskThreads = 2;
+
 // An empty update in the memory of one that is done with.
 void renew(Update& update) {
   Update empty;
@@ -39,6 +42,11 @@ Result<void> validate_request(const Request& request, const ModelInfo& info) {
                             "the answer",
                             length, info.max_model_len),
                 "prompt");
+  if (request.constraint && request.constraint->vocab_size() != info.vocab_size)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("constraint is for a vocabulary of {}; this model's has {}",
+                            request.constraint->vocab_size(), info.vocab_size),
+                "constraint");
   return sample::validate(request.sampling, info.vocab_size);
 }
 
@@ -65,7 +73,8 @@ Core::Core(std::unique_ptr<LoadedModel> model, const EngineOptions& options, sch
       options_(options),
       scheduler_(std::move(scheduler)),
       tables_(std::move(tables)),
-      budget_(std::chrono::duration<double>(options.step_time).count(), options.max_num_batched_tokens) {
+      budget_(std::chrono::duration<double>(options.step_time).count(), options.max_num_batched_tokens),
+      masks_(kMaskThreads) {
   for (int worker = 0; worker < model_->pool->size(); ++worker) scratch_.emplace_back(model_->info.vocab_size);
 }
 
@@ -80,6 +89,7 @@ void Core::add(RequestId id, Request request, Engine::Sink sink, Clock::time_poi
   init.skip_prefix_lookup = request.sampling.prompt_logprobs.has_value();
   Active active{.request = std::move(request), .sink = std::move(sink), .counts = {{}, {}}, .arrival = arrival};
   active.counts = sample::TokenCounts(active.request.sampling, active.request.prompt);
+  if (active.request.constraint) active.mask = std::make_shared<MaskJob>(active.request.constraint);
   if (active.request.sampling.prompt_logprobs) active.next_prompt_row = 0;
   const auto prompt_tokens = active.request.prompt.size();
   if (auto added = scheduler_.add(std::move(init)); !added) {
@@ -129,6 +139,10 @@ Result<void> Core::step() {
     Active& active = active_.at(planned.id);
     if (planned.first && !planned.resumed) this->start(planned, active, start);
     prompt_rows_.push_back(active.next_prompt_row);
+    if (active.mask && planned.samples) {
+      active.mask->want();
+      masks_.add(active.mask);
+    }
   }
   build_batch(plan_, scheduler_, prompt_rows_, tables_, batch_, uses_);
   model_->attention.prepare(batch_, model_->kernels, model_->pool->size());
@@ -216,15 +230,22 @@ void Core::use_row_or_throw(Active& active, const Row& row, Update& update) {
 
 void Core::sample_row(Active& active, const Row& row, Update& update) {
   const SamplingParams& params = active.request.sampling;
+  sample::SampleContext context{.params = &params,
+                                .counts = &active.counts,
+                                .end_tokens = model_->info.end_tokens,
+                                .num_output = active.num_output,
+                                .position = row.use.position + 1};
+  if (active.mask) {
+    const auto mask = active.mask->take();
+    if (!mask) {
+      update.error = mask.error();
+      return;
+    }
+    context.mask = *mask;
+  }
   std::vector<float> raw;
-  if (params.logprobs && !sample::leaves_logits(params)) raw.assign(row.logits.begin(), row.logits.end());
-  const auto token = sample::sample(model_->kernels, row.logits,
-                                    {.params = &params,
-                                     .counts = &active.counts,
-                                     .end_tokens = model_->info.end_tokens,
-                                     .num_output = active.num_output,
-                                     .position = row.use.position + 1},
-                                    row.scratch);
+  if (params.logprobs && !sample::leaves_logits(context)) raw.assign(row.logits.begin(), row.logits.end());
+  const auto token = sample::sample(model_->kernels, row.logits, context, row.scratch);
   if (!token) {
     update.error = token.error();
     return;
@@ -232,15 +253,24 @@ void Core::sample_row(Active& active, const Row& row, Update& update) {
   if (params.logprobs)
     update.logprobs.push_back(sample::log_probabilities(
         model_->kernels, raw.empty() ? std::span<const float>(row.logits) : raw, *token, *params.logprobs));
+  if (active.mask) accept(active, *token, update);
   active.counts.add_output(*token);
   ++active.num_output;
   update.tokens.push_back(*token);
 }
 
+// A constraint that nothing may follow ends the answer.
+void Core::accept(Active& active, TokenId token, Update& update) {
+  const auto finished = active.mask->accept(token);
+  if (!finished) update.error = finished.error();
+  if (finished && *finished) update.finish = FinishReason::kStop;
+}
+
 bool Core::stops(const Active& active, TokenId token) const {
   const SamplingParams& params = active.request.sampling;
   if (std::ranges::find(params.stop_token_ids, token) != params.stop_token_ids.end()) return true;
-  return !params.ignore_eos && std::ranges::find(model_->info.end_tokens, token) != model_->info.end_tokens.end();
+  if (params.ignore_eos && !active.mask) return false;
+  return std::ranges::find(model_->info.end_tokens, token) != model_->info.end_tokens.end();
 }
 
 void Core::finish_step() {

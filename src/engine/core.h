@@ -14,6 +14,7 @@
 
 #include "engine/batch.h"
 #include "engine/loaded_model.h"
+#include "engine/mask_pool.h"
 #include "exec/request_tables.h"
 #include "quire/engine.h"
 #include "sample/sampler.h"
@@ -59,6 +60,7 @@ class Core {
     Request request;
     Engine::Sink sink;
     sample::TokenCounts counts;
+    std::shared_ptr<MaskJob> mask = {};  // of a request with a constraint
     Clock::time_point arrival = {};
     Clock::time_point started = {};      // of the first step that ran it
     Clock::time_point first_token = {};  // all three: the clock's zero until then
@@ -82,6 +84,7 @@ class Core {
   void use_row(const Row& row);
   void use_row_or_throw(Active& active, const Row& row, Update& update);
   void sample_row(Active& active, const Row& row, Update& update);
+  void accept(Active& active, TokenId token, Update& update);
   void start(const sched::PlannedRequest& planned, Active& active, Clock::time_point now);
   void finish_step();
   void deliver(RequestId id, Update& update, bool ended, Clock::time_point now);
@@ -94,6 +97,7 @@ class Core {
   sched::Scheduler scheduler_;
   exec::RequestTables tables_;
   sched::StepBudget budget_;
+  MaskPool masks_;
   std::unordered_map<RequestId, Active> active_;
   EngineStats counters_;
   Probe probe_;

@@ -151,6 +151,44 @@ TEST(Sampler, NoEndTokenBeforeMinTokens) {
   }
 }
 
+// Against the plain meaning: of the tokens whose bit is set, the most likely one; whatever else the request asks for.
+TEST(Sampler, OnlyTokensOfTheMaskAreChosen) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<float> logits(1 + random() % 200);
+    for (float& x : logits) x = normal(random);
+    std::vector<uint32_t> mask((logits.size() + 31) / 32);
+    for (uint32_t& word : mask) {
+      const auto bits = round % 3 == 1 ? random() : random() & random() & random();
+      word = round % 3 == 0 ? ~0U : static_cast<uint32_t>(bits);
+    }
+    const auto allowed = [&](TokenId id) { return (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 1; };
+    TokenId best = -1;
+    for (TokenId id = 0; id < std::ssize(logits); ++id)
+      if (allowed(id) && (best < 0 || logits[static_cast<size_t>(id)] > logits[static_cast<size_t>(best)])) best = id;
+
+    SamplingParams greedy{.temperature = 0};
+    const TokenCounts none(greedy, {});
+    SampleContext context{.params = &greedy, .counts = &none, .mask = mask};
+    std::vector<float> used = logits;
+    const auto chosen = choose(used, context);
+    ASSERT_EQ(chosen.has_value(), best >= 0);
+    if (best < 0) continue;
+    EXPECT_EQ(*chosen, best);
+    EXPECT_FALSE(leaves_logits(context));
+
+    SamplingParams warm{.temperature = 3, .top_p = 0.9F, .top_k = 40, .repetition_penalty = 1.5F};
+    warm.logit_bias = {{0, 5.0F}};
+    warm.seed = random();
+    const TokenCounts seen(warm, std::vector<TokenId>{0});
+    used = logits;
+    context.params = &warm;
+    context.counts = &seen;
+    EXPECT_TRUE(allowed(*choose(used, context)));
+  }
+}
+
 TEST(Sampler, NaNEndsTheRequest) {
   SamplingParams params;
   const TokenCounts counts(params, {});

@@ -38,6 +38,17 @@ void keep_only(std::span<float> logits, std::span<const kernels::ScoredId> kept)
   for (const auto& entry : kept) logits[static_cast<size_t>(entry.id)] = entry.value;
 }
 
+void apply_mask(std::span<float> logits, std::span<const uint32_t> mask) {
+  if (mask.empty()) return;
+  for (size_t begin = 0; begin < logits.size(); begin += 32) {
+    const uint32_t allowed = mask[begin / 32];
+    if (allowed == ~0U) continue;
+    const size_t count = std::min<size_t>(32, logits.size() - begin);
+    for (size_t i = 0; i < count; ++i)
+      if ((allowed >> i & 1U) == 0) logits[begin + i] = kNever;
+  }
+}
+
 void allow(std::span<float> logits, std::span<const TokenId> allowed, SampleScratch& scratch) {
   if (allowed.empty()) return;
   scratch.entries.clear();
@@ -157,6 +168,7 @@ Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logit
   if (table.scan->has_nan(logits.data(), static_cast<int>(logits.size())))
     return fail(ErrorKind::kInternal, "the model produced logits that are not numbers");
 
+  apply_mask(logits, context.mask);
   allow(logits, params.allowed_token_ids, scratch);
   if (context.num_output < params.min_tokens) {
     ban(logits, context.end_tokens);
@@ -181,9 +193,10 @@ Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logit
   return sample_gumbel(logits, {params.seed, static_cast<uint32_t>(params.choice), context.position});
 }
 
-bool leaves_logits(const SamplingParams& p) {
-  return is_greedy(p) && p.logit_bias.empty() && p.allowed_token_ids.empty() && p.min_tokens == 0 &&
-         p.presence_penalty == 0 && p.frequency_penalty == 0 && p.repetition_penalty == 1;
+bool leaves_logits(const SampleContext& context) {
+  const SamplingParams& p = *context.params;
+  return is_greedy(p) && context.mask.empty() && p.logit_bias.empty() && p.allowed_token_ids.empty() &&
+         p.min_tokens == 0 && p.presence_penalty == 0 && p.frequency_penalty == 0 && p.repetition_penalty == 1;
 }
 
 PositionLogprobs log_probabilities(const kernels::KernelTable& table, std::span<const float> logits, TokenId token,

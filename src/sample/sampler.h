@@ -1,6 +1,7 @@
 // Logits to a token: one order of operations for every row, also for rows that verify drafts.
 //
-//   allowed and banned tokens; bias; penalties; temperature; top-k; top-p; min-p; then the greatest logit + noise.
+//   the mask of a constraint; allowed and banned tokens; bias; penalties; temperature; top-k; top-p; min-p; then the
+//   greatest logit + noise.
 //
 // Pure functions of the logits, the parameters and the request's own tokens. docs/determinism.md, rule 15.
 #pragma once
@@ -53,6 +54,7 @@ struct SampleContext {
   std::span<const TokenId> end_tokens = {};  // not to be chosen before min_tokens
   int64_t num_output = 0;                    // tokens generated so far
   int64_t position = 0;                      // of the token to be chosen
+  std::span<const uint32_t> mask = {};       // of what the request's constraint allows (constraint.h); empty: all
 };
 
 // Chooses a token. `logits` is used up. Logits of the model that are NaN or +infinity are kInternal, and so
@@ -60,8 +62,8 @@ struct SampleContext {
 Result<TokenId> sample(const kernels::KernelTable& table, std::span<float> logits, const SampleContext& context,
                        SampleScratch& scratch);
 
-// Whether sample() leaves the logits as they are: greedy, without limits, bias or penalties.
-bool leaves_logits(const SamplingParams& params);
+// Whether sample() leaves the logits as they are: greedy, without a mask, limits, bias or penalties.
+bool leaves_logits(const SampleContext& context);
 
 // Natural log-probability and rank of `token`, and of the `top` most likely tokens, from unchanged logits.
 PositionLogprobs log_probabilities(const kernels::KernelTable& table, std::span<const float> logits, TokenId token,

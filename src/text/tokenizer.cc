@@ -124,4 +124,15 @@ bool Tokenizer::is_special(TokenId id) const {
   return id >= 0 && id < vocab_size() && (flags_[static_cast<size_t>(id)] & QUIRE_TEXT_TOKEN_SPECIAL) != 0;
 }
 
+Result<std::shared_ptr<const quire_text_vocabulary>> Tokenizer::grammar_vocabulary(std::span<const TokenId> end_tokens,
+                                                                                   int64_t vocab_size) const {
+  const std::vector<uint32_t> ends(end_tokens.begin(), end_tokens.end());
+  quire_text_vocabulary* raw = nullptr;
+  quire_text_bytes message{};
+  const int32_t status = quire_text_vocabulary_build(handle_.get(), ends.data(), ends.size(),
+                                                     static_cast<size_t>(vocab_size), &raw, &message);
+  if (status != QUIRE_TEXT_OK) return failure(status, message);
+  return std::shared_ptr<quire_text_vocabulary>(raw, quire_text_vocabulary_free);
+}
+
 }  // namespace quire::text

@@ -19,6 +19,7 @@
 #include "quire/request.h"
 
 struct quire_text_tokenizer;
+struct quire_text_vocabulary;
 
 namespace quire::text {
 
@@ -77,6 +78,10 @@ class Tokenizer {
   // Ids that end a generation by the file's own account, ascending; empty for a tokenizer.json.
   const std::vector<TokenId>& end_tokens() const { return end_tokens_; }
   LeadingSpace leading_space() const { return leading_space_; }
+
+  // For grammars (text/grammar.h): the tokens of a model of `vocab_size`, as a trie. It outlives the tokenizer.
+  Result<std::shared_ptr<const quire_text_vocabulary>> grammar_vocabulary(std::span<const TokenId> end_tokens,
+                                                                          int64_t vocab_size) const;
 
   // For the loader: what tokenizer_config.json says.
   void set_special_ids(const SpecialIds& ids) { special_ = ids; }

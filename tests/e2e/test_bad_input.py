@@ -46,7 +46,7 @@ BAD_COMPLETIONS = [
     ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
     ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": {}}, "response_format"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"min_tokens": 100}, "min_tokens"),

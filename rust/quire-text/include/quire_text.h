@@ -2,7 +2,8 @@
 //
 // Every function that can fail returns a status and, if it is not 0, puts a message into *error, which the caller frees
 // with quire_text_free_bytes. Nothing unwinds across the boundary. Texts and paths given in are borrowed for the call.
-// Tokenizers and templates are immutable: any number of threads may use one at a time.
+// Tokenizers, templates, vocabularies and grammars are immutable: any number of threads may use one at a time. A
+// matcher is one thread's at a time.
 #ifndef QUIRE_TEXT_H
 #define QUIRE_TEXT_H
 
@@ -25,6 +26,9 @@ enum {
 
 typedef struct quire_text_tokenizer quire_text_tokenizer;
 typedef struct quire_text_template quire_text_template;
+typedef struct quire_text_vocabulary quire_text_vocabulary;
+typedef struct quire_text_grammar quire_text_grammar;
+typedef struct quire_text_matcher quire_text_matcher;
 
 // A borrowed string; need not end in 0. `data` may be null if `size` is 0.
 typedef struct {
@@ -96,6 +100,15 @@ typedef struct {
   size_t end_id_count;
 } quire_text_vocab;
 
+// What a grammar's text is: a JSON schema, a regular expression for the whole answer, a JSON list of strings of which
+// the answer is one, or a Lark grammar.
+enum {
+  QUIRE_TEXT_GRAMMAR_JSON_SCHEMA = 0,
+  QUIRE_TEXT_GRAMMAR_REGEX = 1,
+  QUIRE_TEXT_GRAMMAR_CHOICE = 2,
+  QUIRE_TEXT_GRAMMAR_LARK = 3,
+};
+
 // The local time that strftime_now prints; month and day count from 1.
 typedef struct {
   int32_t year;
@@ -125,6 +138,27 @@ void quire_text_template_free(quire_text_template* chat_template);
 int32_t quire_text_template_render(const quire_text_template* chat_template, quire_text_str messages,
                                    quire_text_str options, quire_text_time now, quire_text_bytes* out,
                                    quire_text_bytes* error);
+
+// The tokens of a model of `model_vocab_size` as grammars need them; takes about a second for 150,000. The tokenizer is
+// not needed afterwards.
+int32_t quire_text_vocabulary_build(const quire_text_tokenizer* tokenizer, const uint32_t* end_ids, size_t end_id_count,
+                                    size_t model_vocab_size, quire_text_vocabulary** out, quire_text_bytes* error);
+void quire_text_vocabulary_free(quire_text_vocabulary* vocabulary);
+// The grammar outlives the vocabulary if it must.
+int32_t quire_text_grammar_compile(const quire_text_vocabulary* vocabulary, int32_t kind, quire_text_str text,
+                                   quire_text_grammar** out, quire_text_bytes* error);
+void quire_text_grammar_free(quire_text_grammar* grammar);
+// Name and version of what decides masks.
+void quire_text_grammar_engine(quire_text_str* out);
+int32_t quire_text_matcher_start(const quire_text_grammar* grammar, quire_text_matcher** out, quire_text_bytes* error);
+void quire_text_matcher_free(quire_text_matcher* matcher);
+// Bit i % 32 of word i / 32 says whether token i may come next. `word_count` is the model's vocabulary / 32, rounded
+// up.
+int32_t quire_text_matcher_mask(quire_text_matcher* matcher, uint32_t* words, size_t word_count,
+                                quire_text_bytes* error);
+// `token` must be of the latest mask. *finished: nothing may follow it.
+int32_t quire_text_matcher_accept(quire_text_matcher* matcher, uint32_t token, bool* finished, quire_text_bytes* error);
+int32_t quire_text_matcher_rollback(quire_text_matcher* matcher, size_t tokens, quire_text_bytes* error);
 
 void quire_text_free_bytes(quire_text_bytes bytes);
 void quire_text_free_ids(quire_text_ids ids);

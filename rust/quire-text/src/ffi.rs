@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result, Status};
 use crate::gguf::GgufMetadata;
+use crate::grammar::{self, Grammar, Kind, Matcher, Vocabulary};
 use crate::strftime::LocalTime;
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -285,6 +286,124 @@ pub unsafe extern "C" fn quire_text_template_render(
         *out = give_bytes(rendered.into_bytes());
         Ok(())
     })
+}
+
+/// # Safety
+/// `tokenizer` must be alive, `end_ids` readable, `out` and `error` writable.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_vocabulary_build(
+    tokenizer: *const Tokenizer,
+    end_ids: *const u32,
+    end_id_count: usize,
+    model_vocab_size: usize,
+    out: *mut *mut Vocabulary,
+    error: *mut Bytes,
+) -> i32 {
+    guard(error, Status::Internal, || {
+        let ends = slice(end_ids, end_id_count);
+        *out = Box::into_raw(Box::new(Vocabulary::build((*tokenizer).vocab(), ends, model_vocab_size)?));
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `vocabulary` must come from this library and not be used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_vocabulary_free(vocabulary: *mut Vocabulary) {
+    if !vocabulary.is_null() {
+        drop(Box::from_raw(vocabulary));
+    }
+}
+
+/// # Safety
+/// `vocabulary` must be alive, `text` readable, `out` and `error` writable.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_grammar_compile(
+    vocabulary: *const Vocabulary,
+    kind: i32,
+    text: Str,
+    out: *mut *mut Grammar,
+    error: *mut Bytes,
+) -> i32 {
+    guard(error, Status::Internal, || {
+        let kind = Kind::from_number(kind)?;
+        let grammar = (*vocabulary).compile(kind, self::text(text, "it")?)?;
+        *out = Box::into_raw(Box::new(grammar));
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `grammar` must come from this library and not be used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_grammar_free(grammar: *mut Grammar) {
+    if !grammar.is_null() {
+        drop(Box::from_raw(grammar));
+    }
+}
+
+/// # Safety
+/// `out` must be writable; the string lives as long as the program.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_grammar_engine(out: *mut Str) {
+    *out = Str { data: grammar::ENGINE.as_ptr(), size: grammar::ENGINE.len() };
+}
+
+/// # Safety
+/// `grammar` must be alive, `out` and `error` writable.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_matcher_start(
+    grammar: *const Grammar,
+    out: *mut *mut Matcher,
+    error: *mut Bytes,
+) -> i32 {
+    guard(error, Status::Internal, || {
+        *out = Box::into_raw(Box::new((*grammar).start()));
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `matcher` must come from this library and not be used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_matcher_free(matcher: *mut Matcher) {
+    if !matcher.is_null() {
+        drop(Box::from_raw(matcher));
+    }
+}
+
+/// # Safety
+/// `matcher` must be alive and used by nobody else, `words` writable for `word_count` words, `error` writable.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_matcher_mask(
+    matcher: *mut Matcher,
+    words: *mut u32,
+    word_count: usize,
+    error: *mut Bytes,
+) -> i32 {
+    guard(error, Status::Internal, || (*matcher).mask(std::slice::from_raw_parts_mut(words, word_count)))
+}
+
+/// # Safety
+/// `matcher` must be alive and used by nobody else, `finished` and `error` writable.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_matcher_accept(
+    matcher: *mut Matcher,
+    token: u32,
+    finished: *mut bool,
+    error: *mut Bytes,
+) -> i32 {
+    guard(error, Status::Internal, || {
+        *finished = (*matcher).accept(token)?;
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `matcher` must be alive and used by nobody else, `error` writable.
+#[no_mangle]
+pub unsafe extern "C" fn quire_text_matcher_rollback(matcher: *mut Matcher, tokens: usize, error: *mut Bytes) -> i32 {
+    guard(error, Status::Internal, || (*matcher).rollback(tokens))
 }
 
 /// # Safety

@@ -1,8 +1,9 @@
-//! The text room's Rust half: tokenizers and chat templates behind a small C boundary (include/quire_text.h).
+//! The text room's Rust half: tokenizers, chat templates and grammars behind a small C boundary (include/quire_text.h).
 
 pub mod error;
 pub mod ffi;
 pub mod gguf;
+pub mod grammar;
 pub mod hub;
 mod json;
 mod merge;

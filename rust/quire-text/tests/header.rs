@@ -36,6 +36,9 @@ fn c_type(rust: &str) -> String {
         "LocalTime" => "quire_text_time",
         "Tokenizer" => "quire_text_tokenizer",
         "ChatTemplate" => "quire_text_template",
+        "Vocabulary" => "quire_text_vocabulary",
+        "Grammar" => "quire_text_grammar",
+        "Matcher" => "quire_text_matcher",
         other => panic!("a type that the test does not know: {other}"),
     }
     .to_owned()
@@ -130,7 +133,7 @@ fn structs_agree() {
 
 #[test]
 fn constants_agree() {
-    use quire_text::{error::Status, vocab};
+    use quire_text::{error::Status, grammar::Kind, vocab};
     let header = without_comments(&read("include/quire_text.h"));
     for (name, value) in [
         ("QUIRE_TEXT_OK", Status::Ok as i64),
@@ -141,6 +144,10 @@ fn constants_agree() {
         ("QUIRE_TEXT_INTERNAL", Status::Internal as i64),
         ("QUIRE_TEXT_TOKEN_SPECIAL", i64::from(vocab::SPECIAL)),
         ("QUIRE_TEXT_TOKEN_HOLE", i64::from(vocab::HOLE)),
+        ("QUIRE_TEXT_GRAMMAR_JSON_SCHEMA", Kind::JsonSchema as i64),
+        ("QUIRE_TEXT_GRAMMAR_REGEX", Kind::Regex as i64),
+        ("QUIRE_TEXT_GRAMMAR_CHOICE", Kind::Choice as i64),
+        ("QUIRE_TEXT_GRAMMAR_LARK", Kind::Lark as i64),
         ("QUIRE_TEXT_LEADING_KEEP", vocab::LeadingSpace::Keep as i64),
         ("QUIRE_TEXT_LEADING_DROP_ONE", vocab::LeadingSpace::DropOne as i64),
         ("QUIRE_TEXT_LEADING_DROP_ALL", vocab::LeadingSpace::DropAll as i64),
