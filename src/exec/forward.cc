@@ -431,7 +431,7 @@ void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, cons
   kernels::attend_latents(*kernels_,
                           {.shape = shape,
                            .cache = cache.view,
-                           .expansion = kernels::floats(weights.expansion),
+                           .expansion = &weights.expansion,
                            .scale = spec.scale,
                            .q = queries.rows,
                            .q_stride = queries.stride,

@@ -170,13 +170,13 @@ class Count {
     const double row = s.shape.row_dim();
     of(Operator::kKvWrite) += in_memory(rows_ * row * bytes_of(dtype));
     of(Operator::kKvWrite) += on_rows(rows_ * row * kFloat, dtype == DType::kF32 ? 0 : rows_ * row * kRound);
-    of(Operator::kAttention) += latent_attention(s, dtype);
+    of(Operator::kAttention) += latent_attention(s, w, dtype);
     of(Operator::kNorm) += prepared(w.output, rows_, 0);
     add_residual(Operator::kOutput, w.output, !layer.attention_post_norm.empty());
   }
 
   // With an indexer the keys that it scores, and at most those that it leaves.
-  Work latent_attention(const model::LatentSpec& s, DType dtype) const {
+  Work latent_attention(const model::LatentSpec& s, const model::LatentWeights& w, DType dtype) const {
     const kernels::LatentShape& shape = s.shape;
     Work work;
     double seen = 0, read = 0;
@@ -194,7 +194,7 @@ class Count {
       read += of_all;
     }
     const double absorbed = static_cast<double>(shape.expansion_rows()) * shape.rank;
-    work += in_memory(read * shape.row_dim() * bytes_of(dtype) + absorbed * kFloat,
+    work += in_memory(read * shape.row_dim() * bytes_of(dtype) + absorbed * bytes_of(w.expansion.dtype()),
                       seen * shape.heads * 2 * (shape.row_dim() + shape.rank) + rows_ * 2 * absorbed);
     work += on_rows(rows_ * shape.heads * static_cast<double>(shape.query_dim() + shape.value_dim) * kFloat, 0);
     return work;

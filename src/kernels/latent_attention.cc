@@ -136,7 +136,8 @@ class LatentRun {
             LatentWorkspace::State& work, ThreadPool& pool)
       : args_(args),
         shape_(args.shape),
-        kernels_(shape_.dtype == DType::kF32 ? table.latent->f32 : table.latent->bf16),
+        chunk_(shape_.dtype == DType::kF32 ? table.latent->f32 : table.latent->bf16),
+        maps_(maps(*table.latent, shape_.dtype, args.expansion->dtype())),
         merge_(table.latent->merge),
         sequences_(sequences),
         work_(work),
@@ -147,6 +148,7 @@ class LatentRun {
         dims_(shape_.row_dim(), shape_.dtype == DType::kF32),
         ranks_(shape_.rank, shape_.dtype == DType::kF32) {
     QUIRE_CHECK(work_.holds(shape_, 1, pool_.size()));
+    QUIRE_CHECK(shape_.dtype == DType::kBF16 || args_.expansion->dtype() == DType::kF32);
   }
 
   void operator()() {
@@ -176,26 +178,31 @@ class LatentRun {
  private:
   size_t query_size() const { return product_of(heads_, shape_.row_dim()); }
   size_t sums_size() const { return product_of(shape_.heads, rank_); }
-  const float* expansion(int head) const {
-    return args_.expansion + static_cast<size_t>(head) * packed_head_size(shape_);
+  static const LatentMapKernels& maps(const LatentKernels& kernels, DType rows, DType expansion) {
+    if (rows == DType::kF32) return kernels.f32_by_f32;
+    return expansion == DType::kF32 ? kernels.bf16_by_f32 : kernels.bf16_by_bf16;
+  }
+  // From a number on.
+  const void* expansion(size_t number) const {
+    return args_.expansion->data() + number * size_of(args_.expansion->dtype());
   }
 
   void absorb(int worker, int begin, int end) {
-    kernels_.absorb({.rows = rows_,
-                     .heads = shape_.heads,
-                     .nope_dim = shape_.nope_dim,
-                     .rope_dim = shape_.rope_dim,
-                     .rank = shape_.rank,
-                     .begin = begin,
-                     .end = end,
-                     .q = args_.q + static_cast<size_t>(first_) * args_.q_stride,
-                     .q_stride = args_.q_stride,
-                     .expansion = args_.expansion,
-                     .expansion_stride = packed_head_size(shape_),
-                     .blocks = nopes_.view(),
-                     .x = work_.inputs(worker),
-                     .sums = work_.outputs(worker),
-                     .queries = work_.queries()});
+    maps_.absorb({.rows = rows_,
+                  .heads = shape_.heads,
+                  .nope_dim = shape_.nope_dim,
+                  .rope_dim = shape_.rope_dim,
+                  .rank = shape_.rank,
+                  .begin = begin,
+                  .end = end,
+                  .q = args_.q + static_cast<size_t>(first_) * args_.q_stride,
+                  .q_stride = args_.q_stride,
+                  .expansion = expansion(0),
+                  .expansion_stride = packed_head_size(shape_),
+                  .blocks = nopes_.view(),
+                  .x = work_.inputs(worker),
+                  .sums = work_.outputs(worker),
+                  .queries = work_.queries()});
   }
 
   // The next items, rows and chunks ascending; whether others follow.
@@ -260,22 +267,22 @@ class LatentRun {
 
   void compute(int worker, size_t index, const Keys& keys, std::span<const std::byte* const> next) {
     const LatentItem& item = work_.items[index];
-    kernels_.chunk({.heads = shape_.heads,
-                    .rank = shape_.rank,
-                    .row_dim = shape_.row_dim(),
-                    .count = keys.count,
-                    .rows = keys.rows,
-                    .places = keys.places,
-                    .key_blocks = {keys.blocks, keys.block_count},
-                    .dim_blocks = dims_.view(),
-                    .queries = work_.queries() + static_cast<size_t>(item.row) * query_size(),
-                    .scale = args_.scale,
-                    .keys = work_.keys(worker),
-                    .weights = work_.weights(worker),
-                    .state = work_.item_states.data() + index * static_cast<size_t>(heads_),
-                    .out = work_.item_sums() + index * sums_size(),
-                    .next = next.data(),
-                    .next_count = static_cast<int>(next.size())});
+    chunk_({.heads = shape_.heads,
+            .rank = shape_.rank,
+            .row_dim = shape_.row_dim(),
+            .count = keys.count,
+            .rows = keys.rows,
+            .places = keys.places,
+            .key_blocks = {keys.blocks, keys.block_count},
+            .dim_blocks = dims_.view(),
+            .queries = work_.queries() + static_cast<size_t>(item.row) * query_size(),
+            .scale = args_.scale,
+            .keys = work_.keys(worker),
+            .weights = work_.weights(worker),
+            .state = work_.item_states.data() + index * static_cast<size_t>(heads_),
+            .out = work_.item_sums() + index * sums_size(),
+            .next = next.data(),
+            .next_count = static_cast<int>(next.size())});
   }
 
   size_t place(int row, int head) const {
@@ -292,7 +299,7 @@ class LatentRun {
   }
 
   void expand(int worker, int head) {
-    kernels_.expand(
+    maps_.expand(
         {.rows = rows_,
          .rank = shape_.rank,
          .value_dim = shape_.value_dim,
@@ -301,7 +308,8 @@ class LatentRun {
          .state_stride = static_cast<size_t>(shape_.heads),
          .sums = work_.sums() + product_of(head, rank_),
          .sums_stride = sums_size(),
-         .expansion = expansion(head) + product_of(shape_.nope_dim, rank_),
+         .expansion =
+             expansion(static_cast<size_t>(head) * packed_head_size(shape_) + product_of(shape_.nope_dim, rank_)),
          .x = work_.inputs(worker),
          .padded = work_.outputs(worker),
          .out = args_.out + static_cast<size_t>(first_) * args_.out_stride + product_of(head, shape_.value_dim),
@@ -310,7 +318,8 @@ class LatentRun {
 
   const LatentArgs& args_;
   const LatentShape& shape_;
-  const LatentRowKernels& kernels_;
+  void (*chunk_)(const LatentChunkArgs&);
+  const LatentMapKernels& maps_;
   void (*merge_)(SoftmaxState&, float*, const SoftmaxState&, const float*, int);
   std::span<const AttentionSequence> sequences_;
   LatentWorkspace::State& work_;
@@ -360,19 +369,21 @@ size_t packed_head_size(const LatentShape& s) {
   return product_of(s.nope_dim, rounded_to_lines(s.rank)) + product_of(s.rank, rounded_to_lines(s.value_dim));
 }
 
-Lines pack_expansion(const LatentShape& s, std::span<const float> rows) {
+Expansion::Expansion(const LatentShape& s, std::span<const float> rows, DType dtype) : dtype_(dtype) {
   QUIRE_CHECK(rows.size() == product_of(s.expansion_rows(), s.rank));
-  Lines packed(static_cast<size_t>(s.heads) * packed_head_size(s) / kLineFloats);
+  const size_t bytes = static_cast<size_t>(s.heads) * packed_head_size(s) * size_of(dtype);
+  lines_.resize((bytes + sizeof(Line) - 1) / sizeof(Line));
   const auto rank = static_cast<size_t>(s.rank), line = static_cast<size_t>(rounded_to_lines(s.rank)),
              value_line = static_cast<size_t>(rounded_to_lines(s.value_dim));
+  const auto put = [&](size_t number, float x) { write_numbers(&x, 1, dtype, data() + number * size_of(dtype)); };
   const float* from = rows.data();
   for (int h = 0; h < s.heads; h++) {
-    float* to = floats(packed) + static_cast<size_t>(h) * packed_head_size(s);
-    for (int i = 0; i < s.nope_dim; i++, from += rank, to += line) std::copy_n(from, rank, to);
+    size_t to = static_cast<size_t>(h) * packed_head_size(s);
+    for (int i = 0; i < s.nope_dim; i++, from += rank, to += line)
+      write_numbers(from, s.rank, dtype, data() + to * size_of(dtype));
     for (int v = 0; v < s.value_dim; v++, from += rank)
-      for (size_t r = 0; r < rank; r++) to[r * value_line + static_cast<size_t>(v)] = from[r];
+      for (size_t r = 0; r < rank; r++) put(to + r * value_line + static_cast<size_t>(v), from[r]);
   }
-  return packed;
 }
 
 void attend_latents(const KernelTable& table, const LatentArgs& args, std::span<const AttentionSequence> sequences,

@@ -45,11 +45,24 @@ Result<void> check_latent_shape(const LatentShape& shape);
 // Bytes of a row in the cache, a multiple of 4.
 size_t latent_row_bytes(const LatentShape& shape);
 
-// The expansion as the kernels read it, from rows [heads][nope_dim + value_dim][rank]: of each head the rows of its
-// keys, then its values' turned, [rank][value_dim]; rows rounded up to whole lines with zeros.
-Lines pack_expansion(const LatentShape& shape, std::span<const float> rows);
+// The expansion as the kernels read it: of each head the rows of its keys, then its values' turned, [rank][value_dim];
+// rows rounded up with zeros to sixteen numbers.
+class Expansion {
+ public:
+  Expansion() = default;
+  // From rows [heads][nope_dim + value_dim][rank]. As kBF16 they must be numbers of bf16 already.
+  Expansion(const LatentShape& shape, std::span<const float> rows, DType dtype);
 
-// Floats of a head in it.
+  DType dtype() const { return dtype_; }
+  std::byte* data() { return reinterpret_cast<std::byte*>(lines_.data()); }
+  const std::byte* data() const { return reinterpret_cast<const std::byte*>(lines_.data()); }
+
+ private:
+  DType dtype_ = DType::kF32;
+  Lines lines_;
+};
+
+// Numbers of a head in it.
 size_t packed_head_size(const LatentShape& shape);
 
 // Rounds rows of row_dim() numbers (fp32, `stride` floats apart) and puts them into their slots; -1: not written.
@@ -59,7 +72,7 @@ void write_latents(const LatentShape& shape, const RowView& cache, std::span<con
 struct LatentArgs {
   LatentShape shape;
   RowView cache;
-  const float* expansion = nullptr;  // as pack_expansion() makes it
+  const Expansion* expansion = nullptr;  // kBF16 only for such rows
   float scale = 1;
   const float* q = nullptr;  // rows of [heads][nope | rope], rope applied
   size_t q_stride = 0;       // floats

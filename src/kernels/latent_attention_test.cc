@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "kernels/test_numbers.h"
@@ -26,7 +25,8 @@ constexpr LatentShape shape_of(DType dtype) {
 class World {
  public:
   explicit World(DType dtype) : World(shape_of(dtype), test_tables().back()) {}
-  World(const LatentShape& shape, const KernelTable& table) : shape_(shape), table_(table) {
+  World(const LatentShape& shape, const KernelTable& table) : World(shape, table, shape.dtype) {}
+  World(const LatentShape& shape, const KernelTable& table, DType expansion) : shape_(shape), table_(table) {
     row_bytes_ = latent_row_bytes(shape_) + 4;
     const size_t block_bytes = kBlockTokens * row_bytes_ + 64;
     const int blocks = kTokens / kBlockTokens + 1;
@@ -36,9 +36,9 @@ class World {
     rows_ = test_numbers(kTokens * stride(), 1);
     queries_ = test_numbers(kTokens * query_width(), 2);
     expansion_ = test_numbers(static_cast<size_t>(shape_.expansion_rows() * shape_.rank), 3);
-    if (shape.dtype == DType::kBF16)
+    if (expansion == DType::kBF16)
       for (float& w : expansion_) w = bf16_to_float(float_to_bf16(w));
-    packed_ = pack_expansion(shape_, expansion_);
+    packed_ = Expansion(shape_, expansion_, expansion);
     EXPECT_TRUE(workspace_.reserve(shape_, kTokens, 2, allocator_));
   }
 
@@ -55,7 +55,11 @@ class World {
   float& query(int row, int head, int i) {
     return queries_[static_cast<size_t>(row) * query_width() + static_cast<size_t>(head * shape_.query_dim() + i)];
   }
-  float& expansion(int i) { return floats(packed_)[i]; }
+  // Changes a number of the expansion: row `n` of a head, column `r`.
+  void expand(int head, int n, int r, float x) {
+    expansion_[static_cast<size_t>((head * (shape_.nope_dim + shape_.value_dim) + n) * shape_.rank + r)] = x;
+    packed_ = Expansion(shape_, expansion_, packed_.dtype());
+  }
   std::byte* row(int64_t token) { return sequence_row(view_, blocks_.data(), token); }
 
   void write(int first, int count) {
@@ -75,7 +79,7 @@ class World {
     attend_latents(table_,
                    {.shape = shape_,
                     .cache = view_,
-                    .expansion = floats(packed_),
+                    .expansion = &packed_,
                     .scale = 0.7F,
                     .q = queries_.data() + at * query_width(),
                     .q_stride = query_width(),
@@ -119,7 +123,7 @@ class World {
   KernelTable table_;
   Allocator allocator_;
   LatentWorkspace workspace_;
-  Lines packed_;
+  Expansion packed_;
   size_t row_bytes_ = 0;
   std::vector<int32_t> blocks_;
   std::vector<std::byte> memory_;
@@ -208,26 +212,29 @@ TEST(LatentAttention, ABadTokenSpoilsOnlyRowsThatReadIt) {
 
 // One number of a query, without rope and with, or of the expansion, in keys and in values: its head alone is NaN.
 TEST(LatentAttention, KeepsWhatIsNoNumber) {
-  constexpr int kRow = 300, kHead = 1;
+  constexpr int kRow = 300, kHead = 1, kValue = 2;
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const auto expect_nan = [](World& world, auto where) {
+    std::vector<float> out(kTokens * world.out_width());
+    world.write(0, kTokens);
+    world.step(kRow, 2, out);
+    for (int i = 0; i < 2 * 3 * 7; i++)
+      ASSERT_EQ(std::isnan(out[kRow * world.out_width() + static_cast<size_t>(i)]), where(i / 21, i / 7 % 3, i % 7))
+          << i;
+  };
   for (const KernelTable& table : test_tables())
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      World world(shape_of(dtype), table);
-      const auto head_size = static_cast<int>(packed_head_size(world.shape()));
-      std::vector<float> out(kTokens * world.out_width());
-      world.write(0, kTokens);
-      for (float* place : {&world.query(kRow, kHead, 3), &world.query(kRow, kHead, 11),
-                           &world.expansion(kHead * head_size), &world.expansion(2 * head_size - 32 + 2)}) {
-        const float before = std::exchange(*place, std::numeric_limits<float>::quiet_NaN());
-        world.step(kRow, 2, out);
-        *place = before;
-        const bool of_query = place == &world.query(kRow, kHead, 3) || place == &world.query(kRow, kHead, 11);
-        const bool of_value = place == &world.expansion(2 * head_size - 32 + 2);
-        for (int i = 0; i < 2 * 3 * 7; i++) {
-          const int row = i / (3 * 7), head = i / 7 % 3, value = i % 7;
-          const bool want = head == kHead && (!of_query || row == 0) && (!of_value || value == 2);
-          ASSERT_EQ(std::isnan(out[kRow * world.out_width() + static_cast<size_t>(i)]), want) << i;
-        }
+      const LatentShape shape = shape_of(dtype);
+      for (const int in_query : {3, 11}) {
+        World world(shape, table);
+        world.query(kRow, kHead, in_query) = kNan;
+        expect_nan(world, [](int row, int head, int) { return row == 0 && head == kHead; });
       }
+      World key(shape, table), value(shape, table);
+      key.expand(kHead, 4, 5, kNan);
+      expect_nan(key, [](int, int head, int) { return head == kHead; });
+      value.expand(kHead, shape.nope_dim + kValue, 5, kNan);
+      expect_nan(value, [](int, int head, int v) { return head == kHead && v == kValue; });
     }
 }
 
@@ -308,7 +315,7 @@ TEST(LatentAttention, EveryInstructionSetGivesTheSameBits) {
     std::vector<float> want;
     for (const KernelTable& table : tables)
       for (const int threads : {1, 2}) {
-        World world(shape, table);
+        World world(shape, table, round % 6 == 5 ? DType::kF32 : shape.dtype);
         std::vector<float> out(kTokens * world.out_width());
         world.step(0, prompt, out, threads);
         Allocator allocator;

@@ -26,8 +26,8 @@ struct LatentAbsorbArgs {
   int begin, end;           // sixteens of the rank; who begins with 0 also takes the dimensions with rope
   const float* q;           // rows of [heads][nope | rope]
   size_t q_stride;          // floats
-  const float* expansion;   // pack_expansion()
-  size_t expansion_stride;  // from head to head
+  const void* expansion;    // Expansion::data()
+  size_t expansion_stride;  // numbers from head to head
   TermBlocks blocks;        // of nope_dim
   float* x;                 // room for [rows][nope_dim]
   float* sums;              // room for [rows][sixteens]
@@ -63,23 +63,26 @@ struct LatentExpandArgs {
   size_t state_stride;
   const float* sums;
   size_t sums_stride;
-  const float* expansion;  // of the head's values
-  float* x;                // room for [rows][rank]
-  float* padded;           // room for [rows][value_dim]
+  const void* expansion;  // of the head's values
+  float* x;               // room for [rows][rank]
+  float* padded;          // room for [rows][value_dim]
   float* out;
   size_t out_stride;
 };
 
-// For one type of rows.
-struct LatentRowKernels {
+// For one type of rows and one of the expansion.
+struct LatentMapKernels {
   void (*absorb)(const LatentAbsorbArgs& args);
-  void (*chunk)(const LatentChunkArgs& args);
   void (*expand)(const LatentExpandArgs& args);
 };
 
 struct LatentKernels {
-  LatentRowKernels bf16;
-  LatentRowKernels f32;
+  // A chunk of rows of one type.
+  void (*bf16)(const LatentChunkArgs& args);
+  void (*f32)(const LatentChunkArgs& args);
+  LatentMapKernels bf16_by_bf16;
+  LatentMapKernels bf16_by_f32;
+  LatentMapKernels f32_by_f32;
   // Adds the state of a higher chunk to that of a head and row; `rank` sums in whole lanes.
   void (*merge)(SoftmaxState& to, float* to_sums, const SoftmaxState& more, const float* sums, int rank);
 };

@@ -70,11 +70,11 @@ Result<std::vector<float>> latents_of(const KernelTable& table, DType dtype, int
   const auto out_width = static_cast<size_t>(shape.heads * shape.value_dim);
   std::vector<float> out(kRows * out_width);
   const AttentionSequence sequence = {blocks, 0, kRows, kTokens - kRows};
-  const Lines packed = pack_expansion(shape, expansion);
+  const Expansion packed(shape, expansion, dtype);
   attend_latents(table,
                  {.shape = shape,
                   .cache = cache,
-                  .expansion = floats(packed),
+                  .expansion = &packed,
                   .scale = 0.02F,
                   .q = q.data(),
                   .q_stride = q_width,

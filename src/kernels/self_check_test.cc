@@ -59,7 +59,7 @@ TEST_F(SelfCheck, NoticesWrongLatents) {
   expect_notices(latent_self_check, &KernelTable::latent, [](LatentKernels& k) {
     k.merge = [](SoftmaxState&, float*, const SoftmaxState&, const float*, int) {};
   });
-  expect_notices(latent_self_check, &KernelTable::latent, [](LatentKernels& k) { k.f32.chunk = k.bf16.chunk; });
+  expect_notices(latent_self_check, &KernelTable::latent, [](LatentKernels& k) { k.f32 = k.bf16; });
 }
 
 TEST_F(SelfCheck, NoticesAWrongIndex) {

@@ -101,15 +101,17 @@ class Loader {
     return {};
   }
 
-  // A tensor of any format, widened, and rounded to bf16 unless the profile keeps fp32: a matrix that plain code
-  // multiplies with.
+  // Of matrices that are not packed for products of their own.
+  DType matrix_dtype() const { return profile_ == Profile::kF32 ? DType::kF32 : DType::kBF16; }
+
+  // A tensor of any format, widened, and rounded to matrix_dtype().
   Result<void> matrix(const std::string& name, std::initializer_list<int64_t> shape, std::vector<float>& out) {
     auto tensor = require_shape(tensors_, name, shape);
     if (!tensor) return std::unexpected(tensor.error());
     widen(**tensor, out);
-    if (profile_ != Profile::kF32)
+    if (matrix_dtype() == DType::kBF16)
       for (float& value : out) value = bf16_to_float(float_to_bf16(value));
-    packed_bytes_ += out.size() * sizeof(float);
+    packed_bytes_ += out.size() * size_of(matrix_dtype());
     count((*tensor)->bytes());
     return {};
   }
@@ -470,7 +472,7 @@ Result<void> load_mixer(Loader& loader, const LatentSpec& spec, LayerWeights& la
   if (auto loaded = loader.norm(spec.latent_norm, out.latent_norm); !loaded) return loaded;
   std::vector<float> expansion;
   if (auto loaded = load_expansion(loader, spec, expansion); !loaded) return loaded;
-  out.expansion = kernels::pack_expansion(spec.shape, expansion);
+  out.expansion = kernels::Expansion(spec.shape, expansion, loader.matrix_dtype());
   if (spec.indexer)
     if (auto loaded = load_indexer(loader, *spec.indexer, out.indexer.emplace()); !loaded) return loaded;
   if (auto loaded = loader.linear(spec.input, out.input); !loaded) return loaded;
@@ -552,6 +554,12 @@ size_t memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Pr
     const weights::Tensor one{.name = name, .format = tensor->format, .shape = {part->tensor_rows(), matrix->cols}};
     total += kernels::packed_bytes(one, target_of(*matrix, profile)) * static_cast<size_t>(std::max(1, part->stack));
   });
+  if (profile == Profile::kF32) return total;
+  for (const LayerSpec& layer : spec.layers)
+    if (const auto* latent = std::get_if<LatentSpec>(&layer.mixer))
+      for (const std::string* name : latent->expansion.tensors())
+        if (const weights::Tensor* tensor = tensors.find(*name))
+          total -= static_cast<size_t>(tensor->elements()) * (sizeof(float) - size_of(DType::kBF16));
   return total;
 }
 

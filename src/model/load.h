@@ -46,8 +46,8 @@ struct PooledIndexWeights {
 
 struct LatentWeights {
   std::vector<float> query_norm, latent_norm;
-  kernels::Lines expansion;     // packed; rounded to bf16 but in the profile kF32
-  Linear input, query, output;  // query: empty without narrow queries
+  kernels::Expansion expansion;  // bf16 but in the profile kF32
+  Linear input, query, output;   // query: empty without narrow queries
   std::optional<PooledIndexWeights> indexer;
 };
 

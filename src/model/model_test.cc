@@ -478,6 +478,17 @@ TEST(Load, MemoryIsKnownBefore) {
   }
 }
 
+TEST(Load, ExpansionsAreKeptAsTheProfileRoundsThem) {
+  for (const auto& [profile, dtype] : {std::pair{Profile::kF32, DType::kF32}, {Profile::kBF16, DType::kBF16}}) {
+    Fixture fixture("glm4_moe_lite");
+    const auto loaded = fixture.load(profile);
+    ASSERT_TRUE(loaded) << loaded.error().message;
+    for (const LayerWeights& layer : loaded->layers)
+      EXPECT_EQ(std::get<LatentWeights>(layer.mixer).expansion.dtype(), dtype);
+    EXPECT_GE(memory_of(loaded->spec, fixture.tensors, profile), loaded->weight_bytes);
+  }
+}
+
 TEST(Load, NamesAMissingTensor) {
   for (const char* name : {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight",
                            "model.layers.2.self_attn.k_proj.weight", "model.layers.4.mlp.down_proj.weight"}) {

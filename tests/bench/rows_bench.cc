@@ -241,7 +241,7 @@ class Bench {
     const LatentShape shape{.heads = 16, .nope_dim = 128, .rope_dim = 64, .value_dim = 128, .rank = 512};
     constexpr int kBlock = 32;
     const double absorbed = static_cast<double>(shape.expansion_rows()) * shape.rank;
-    const Lines expansion = pack_expansion(shape, random_floats(static_cast<size_t>(absorbed)));
+    const Expansion expansion(shape, random_floats(static_cast<size_t>(absorbed)), shape.dtype);
     for (const auto& [rows, depth] : {std::pair{1, 2048}, {1, 8192}, {64, 64}}) {
       LatentWorkspace workspace;
       if (!workspace.reserve(shape, rows, pool_.size(), allocator_)) return;
@@ -262,13 +262,14 @@ class Bench {
       double seen = 0;
       for (int r = 0; r < rows; r++) seen += depth - rows + r + 1;
       time(fmt::format("latent attention, {} of {} tokens, 16 heads", rows, depth),
-           in_memory(depth * static_cast<double>(cache.row_stride) + absorbed * kFloat,
-                     seen * shape.heads * 2 * (shape.row_dim() + shape.rank) + rows * 2 * absorbed),
+           in_memory(
+               depth * static_cast<double>(cache.row_stride) + absorbed * static_cast<double>(size_of(shape.dtype)),
+               seen * shape.heads * 2 * (shape.row_dim() + shape.rank) + rows * 2 * absorbed),
            1, [&] {
              attend_latents(table_,
                             {.shape = shape,
                              .cache = cache,
-                             .expansion = floats(expansion),
+                             .expansion = &expansion,
                              .scale = 0.1F,
                              .q = q.data(),
                              .q_stride = width,

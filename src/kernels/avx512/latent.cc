@@ -7,7 +7,7 @@ namespace {
 
 constexpr LatentKernels kAmxKernels = [] {
   LatentKernels kernels = kLatentKernels<8>;
-  kernels.bf16.chunk = latent_chunk_amx_bf16;
+  kernels.bf16 = latent_chunk_amx_bf16;
   return kernels;
 }();
 

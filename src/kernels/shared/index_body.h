@@ -55,16 +55,16 @@ void index_score(const IndexScoreArgs& a) {
   const int heads = up_to_lanes(a.heads), dim = up_to_lanes(a.dim);
   for (int i = 0; i < a.count; i++) widen_row<Single>(a.keys[i], a.dim, a.wide + static_cast<ptrdiff_t>(i) * dim);
   const TermBlock all = {0, a.dim, 0, 0, 1};
-  product<true, Tile>({.rows = a.count,
-                       .vectors = heads / Lanes::kCount,
-                       .x = a.wide,
-                       .x_row = dim,
-                       .x_term = 1,
-                       .v = a.queries,
-                       .v_term = heads,
-                       .out = a.dots,
-                       .out_row = heads,
-                       .blocks = {&all, 1}});
+  product<true, Tile>(Product<float>{.rows = a.count,
+                                     .vectors = heads / Lanes::kCount,
+                                     .x = a.wide,
+                                     .x_row = dim,
+                                     .x_term = 1,
+                                     .v = a.queries,
+                                     .v_term = heads,
+                                     .out = a.dots,
+                                     .out_row = heads,
+                                     .blocks = {&all, 1}});
   for (int i = 0; i < a.count; i += Lanes::kCount) {
     const int n = a.count - i;
     Lanes total = Lanes::set(0);

@@ -30,7 +30,8 @@ void rope_queries(const LatentAbsorbArgs& a, const float* q, float* queries) {
   }
 }
 
-template <bool Single, int Tile>
+// The expansion holds numbers of type V.
+template <bool Single, int Tile, class V>
 void latent_absorb(const LatentAbsorbArgs& a) {
   const int row_dim = a.rank + a.rope_dim, padded_nope = up_to_lanes(a.nope_dim), padded_rank = up_to_lanes(a.rank);
   const int first = a.begin * Lanes::kCount, width = (a.end - a.begin) * Lanes::kCount;
@@ -43,16 +44,17 @@ void latent_absorb(const LatentAbsorbArgs& a) {
       for (int i = 0; i < a.nope_dim; i += Lanes::kCount)
         as_input<Single>(load_some(q + i, a.nope_dim - i)).store(a.x + static_cast<ptrdiff_t>(r) * padded_nope + i);
     }
-    product<Single, Tile>({.rows = a.rows,
-                           .vectors = a.end - a.begin,
-                           .x = a.x,
-                           .x_row = padded_nope,
-                           .x_term = 1,
-                           .v = a.expansion + static_cast<size_t>(h) * a.expansion_stride + first,
-                           .v_term = padded_rank,
-                           .out = a.sums,
-                           .out_row = width,
-                           .blocks = a.blocks});
+    product<Single, Tile>(
+        Product<V>{.rows = a.rows,
+                   .vectors = a.end - a.begin,
+                   .x = a.x,
+                   .x_row = padded_nope,
+                   .x_term = 1,
+                   .v = static_cast<const V*>(a.expansion) + static_cast<size_t>(h) * a.expansion_stride + first,
+                   .v_term = padded_rank,
+                   .out = a.sums,
+                   .out_row = width,
+                   .blocks = a.blocks});
     for (int r = 0; r < a.rows; r++) {
       float* sums = a.sums + static_cast<ptrdiff_t>(r) * width;
       float* to = a.queries + r * row_size + query_place(row_dim, h, first);
@@ -106,27 +108,27 @@ void latent_chunk(const LatentChunkArgs& a) {
   for (int i = 0; i < a.count; i++)
     widen_row<Single>(a.rows[i], a.row_dim, a.keys + static_cast<ptrdiff_t>(i) * key_size);
   for (int h = 0; h < a.heads; h += kHeadLanes) {
-    product<Single, Tile>({.rows = a.count,
-                           .vectors = 1,
-                           .x = a.keys,
-                           .x_row = key_size,
-                           .x_term = 1,
-                           .v = a.queries + query_place(a.row_dim, h, 0),
-                           .v_term = kHeadLanes,
-                           .out = a.weights,
-                           .out_row = kHeadLanes,
-                           .blocks = a.dim_blocks});
+    product<Single, Tile>(Product<float>{.rows = a.count,
+                                         .vectors = 1,
+                                         .x = a.keys,
+                                         .x_row = key_size,
+                                         .x_term = 1,
+                                         .v = a.queries + query_place(a.row_dim, h, 0),
+                                         .v_term = kHeadLanes,
+                                         .out = a.weights,
+                                         .out_row = kHeadLanes,
+                                         .blocks = a.dim_blocks});
     softmax_heads<Single>(a, a.state + h);
-    product<Single, Tile>({.rows = a.heads - h < kHeadLanes ? a.heads - h : kHeadLanes,
-                           .vectors = rank / Lanes::kCount,
-                           .x = a.weights,
-                           .x_row = 1,
-                           .x_term = kHeadLanes,
-                           .v = a.keys,
-                           .v_term = key_size,
-                           .out = a.out + static_cast<ptrdiff_t>(h) * rank,
-                           .out_row = rank,
-                           .blocks = a.key_blocks});
+    product<Single, Tile>(Product<float>{.rows = a.heads - h < kHeadLanes ? a.heads - h : kHeadLanes,
+                                         .vectors = rank / Lanes::kCount,
+                                         .x = a.weights,
+                                         .x_row = 1,
+                                         .x_term = kHeadLanes,
+                                         .v = a.keys,
+                                         .v_term = key_size,
+                                         .out = a.out + static_cast<ptrdiff_t>(h) * rank,
+                                         .out_row = rank,
+                                         .blocks = a.key_blocks});
   }
 }
 
@@ -148,7 +150,7 @@ inline void latent_merge(SoftmaxState& to, float* to_sums, const SoftmaxState& m
     fma(add(Lanes::load(sums + i), zero), b, mul(Lanes::load(to_sums + i), a)).store(to_sums + i);
 }
 
-template <bool Single, int Tile>
+template <bool Single, int Tile, class V>
 void latent_expand(const LatentExpandArgs& a) {
   const int rank = up_to_lanes(a.rank), values = up_to_lanes(a.value_dim);
   for (int r = 0; r < a.rows; r++) {
@@ -160,16 +162,16 @@ void latent_expand(const LatentExpandArgs& a) {
       as_input<Single>(mul(empty ? Lanes::set(0) : Lanes::load(sums + i), inverse))
           .store(a.x + static_cast<ptrdiff_t>(r) * rank + i);
   }
-  product<Single, Tile>({.rows = a.rows,
-                         .vectors = values / Lanes::kCount,
-                         .x = a.x,
-                         .x_row = rank,
-                         .x_term = 1,
-                         .v = a.expansion,
-                         .v_term = values,
-                         .out = a.padded,
-                         .out_row = values,
-                         .blocks = a.blocks});
+  product<Single, Tile>(Product<V>{.rows = a.rows,
+                                   .vectors = values / Lanes::kCount,
+                                   .x = a.x,
+                                   .x_row = rank,
+                                   .x_term = 1,
+                                   .v = static_cast<const V*>(a.expansion),
+                                   .v_term = values,
+                                   .out = a.padded,
+                                   .out_row = values,
+                                   .blocks = a.blocks});
   for (int r = 0; r < a.rows; r++)
     __builtin_memcpy(a.out + static_cast<size_t>(r) * a.out_stride, a.padded + static_cast<ptrdiff_t>(r) * values,
                      static_cast<size_t>(a.value_dim) * sizeof(float));
@@ -177,8 +179,11 @@ void latent_expand(const LatentExpandArgs& a) {
 
 template <int Tile>
 constexpr LatentKernels kLatentKernels = {
-    .bf16 = {latent_absorb<false, Tile>, latent_chunk<false, Tile>, latent_expand<false, Tile>},
-    .f32 = {latent_absorb<true, Tile>, latent_chunk<true, Tile>, latent_expand<true, Tile>},
+    .bf16 = latent_chunk<false, Tile>,
+    .f32 = latent_chunk<true, Tile>,
+    .bf16_by_bf16 = {latent_absorb<false, Tile, uint16_t>, latent_expand<false, Tile, uint16_t>},
+    .bf16_by_f32 = {latent_absorb<false, Tile, float>, latent_expand<false, Tile, float>},
+    .f32_by_f32 = {latent_absorb<true, Tile, float>, latent_expand<true, Tile, float>},
     .merge = latent_merge};
 
 }  // namespace

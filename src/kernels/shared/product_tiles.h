@@ -3,10 +3,11 @@
 //
 // `Tile` is how many accumulators of sixteen lanes a chain has at once. The terms of a product are walked some blocks
 // at a time, over all rows and vectors: these vectors then stay in the first-level cache. `Single`: fp32, in one chain;
-// else bf16.
+// else bf16. Numbers of vectors are fp32, or bf16 that are widened when they are loaded.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/shared/attention_words.h"
 #include "kernels/shared/lane_rows.h"
@@ -15,13 +16,17 @@
 namespace quire::kernels {
 namespace {
 
+inline Lanes load_vector(const float* p) { return Lanes::load(p); }
+inline Lanes load_vector(const uint16_t* p) { return from_bits(shift_left<16>(LaneInts::load_halves(p))); }
+
 // out[row][n] = sum over the terms k of x[row][k] * v[k][n].
+template <class V>
 struct Product {
   int rows;
   int vectors;     // sixteens of n
   const float* x;  // of row r and term k: x[r * x_row + k * x_term]
   ptrdiff_t x_row, x_term;
-  const float* v;
+  const V* v;
   ptrdiff_t v_term;
   float* out;
   ptrdiff_t out_row;
@@ -57,15 +62,15 @@ __attribute__((always_inline)) inline void store(const TileSums<MR, NV>& sums, f
     for (int j = 0; j < NV; j++) sums.of[r][j].store(to[r][j]);
 }
 
-template <int MR, int NV>
+template <int MR, int NV, class V>
 __attribute__((always_inline)) inline void chain(TileSums<MR, NV>& sums, const float* const (&x)[MR], ptrdiff_t x_at,
-                                                 ptrdiff_t x_step, const float* const (&v)[NV], ptrdiff_t v_at,
+                                                 ptrdiff_t x_step, const V* const (&v)[NV], ptrdiff_t v_at,
                                                  ptrdiff_t v_step, int count) {
 #pragma GCC unroll 1
   for (int i = 0; i < count; i++, x_at += x_step, v_at += v_step) {
     Lanes vector[NV];
 #pragma GCC unroll 8
-    for (int j = 0; j < NV; j++) vector[j] = Lanes::load(v[j] + v_at);
+    for (int j = 0; j < NV; j++) vector[j] = load_vector(v[j] + v_at);
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++) {
       const Lanes factor = Lanes::set(x[r][x_at]);
@@ -77,9 +82,10 @@ __attribute__((always_inline)) inline void chain(TileSums<MR, NV>& sums, const f
 
 // Rows and vectors beyond the last are the last again, so that there is one tile for all. Sums wait in memory between
 // blocks, where they take no registers.
-template <bool Single, int MR, int NV>
-__attribute__((noinline)) void product_tile(const Product& p, int row, int vector, int begin, int end) {
-  const float *x[MR], *v[NV];
+template <bool Single, int MR, int NV, class V>
+__attribute__((noinline)) void product_tile(const Product<V>& p, int row, int vector, int begin, int end) {
+  const float* x[MR];
+  const V* v[NV];
   float* out[MR][NV];
 #pragma GCC unroll 8
   for (int j = 0; j < NV; j++) {
@@ -118,8 +124,8 @@ __attribute__((noinline)) void product_tile(const Product& p, int row, int vecto
   }
 }
 
-template <bool Single, int Tile>
-void product(const Product& p) {
+template <bool Single, int Tile, class V>
+void product(const Product<V>& p) {
   constexpr int kBlocksAtOnce = 4;
   for (int begin = 0; begin < p.blocks.count; begin += kBlocksAtOnce) {
     const int rest = p.blocks.count - begin, end = begin + (rest < kBlocksAtOnce ? rest : kBlocksAtOnce);
