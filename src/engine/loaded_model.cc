@@ -39,8 +39,9 @@ std::string numerics_of(const model::LatentSpec& l) {
   std::string text = fmt::format("latent {} {} {} {} {} {} {} {}", l.shape.heads, l.shape.nope_dim, l.shape.rope_dim,
                                  l.shape.value_dim, l.shape.rank, l.query_rank, l.scale, l.rope);
   if (const auto& i = l.indexer)
-    text += fmt::format(" pooled {} {} {} {} {}", i->shape.pool, i->shape.heads, i->shape.dim, i->shape.top_k,
-                        i->norm_epsilon);
+    text += fmt::format(" pooled {} {} {} {} {} {}", i->shape.pool, i->shape.heads, i->shape.dim, i->shape.top_k,
+                        i->norm_epsilon, i->rope);
+  if (l.reads_last_choice) text += " last choice";
   return text;
 }
 

@@ -404,14 +404,19 @@ Forward::Queries Forward::latent_queries(const StepBatch& batch, const model::La
     apply(weights.query, queries.rows, queries.stride, nullptr);
     charge(Operator::kQkv);
   }
-  if (rope == nullptr) return queries;
-  const auto head = static_cast<size_t>(spec.shape.query_dim());
-  pool_->split(batch.rows(), [&](int begin, int end) {
-    for (int r = begin; r < end; ++r) {
-      float* first = queries.rows + static_cast<size_t>(r) * queries.stride + spec.shape.nope_dim;
-      kernels::apply_rope(*kernels_, *rope, batch.positions[static_cast<size_t>(r)], first, spec.shape.heads, head);
-    }
-  });
+  const auto turn = [&](int index, int offset, int heads, int head_dim) {
+    if (index < 0) return;
+    const kernels::RopeTable& table = ropes_[static_cast<size_t>(index)];
+    pool_->split(batch.rows(), [&](int begin, int end) {
+      for (int r = begin; r < end; ++r) {
+        float* first = queries.rows + static_cast<size_t>(r) * queries.stride + offset;
+        kernels::apply_rope(*kernels_, table, batch.positions[static_cast<size_t>(r)], first, heads,
+                            static_cast<size_t>(head_dim));
+      }
+    });
+  };
+  turn(spec.rope, spec.shape.nope_dim, spec.shape.heads, spec.shape.query_dim());
+  if (const auto& i = spec.indexer) turn(i->rope, spec.query_rows(), i->shape.heads, i->shape.dim);
   charge(Operator::kRope);
   return queries;
 }
@@ -426,8 +431,7 @@ void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, cons
   const GroupTables& tables = batch.tables(cache.cache_group);
   kernels::write_latents(shape, cache.view, tables.slots, floats(wide_) + spec.latent_offset(), stride, *pool_);
   charge(Operator::kKvWrite);
-  const kernels::TokenSelection* selected =
-      spec.indexer ? select(batch, caches, spec, *weights.indexer, queries) : nullptr;
+  if (spec.indexer) select(batch, caches, spec, *weights.indexer, queries);
   kernels::attend_latents(*kernels_,
                           {.shape = shape,
                            .cache = cache.view,
@@ -437,39 +441,41 @@ void Forward::latent(const StepBatch& batch, const AttentionGroups& caches, cons
                            .q_stride = queries.stride,
                            .out = floats(attended_),
                            .out_stride = static_cast<size_t>(spec.value_rows()),
-                           .selected = selected},
+                           .selected = spec.indexer || spec.reads_last_choice ? &selection_ : nullptr},
                           sequences_of(batch, cache), latent_workspace_, *pool_);
   charge(Operator::kAttention);
   attended_activations(weights.output, batch.rows());
 }
 
-const kernels::TokenSelection* Forward::select(const StepBatch& batch, const AttentionGroups& caches,
-                                               const model::LatentSpec& spec, const model::PooledIndexWeights& weights,
-                                               const Queries& queries) {
+void Forward::select(const StepBatch& batch, const AttentionGroups& caches, const model::LatentSpec& spec,
+                     const model::PooledIndexWeights& weights, const Queries& queries) {
   const model::PooledIndexSpec& index = *spec.indexer;
-  const RowCache &keys = caches.rows(index.keys_name), &ring = caches.rows(index.ring_name);
+  const RowCache& keys = caches.rows(index.keys_name);
   const auto stride = static_cast<size_t>(spec.input.rows());
   const float* key = floats(wide_) + spec.latent_offset() + spec.shape.row_dim();
   kernels::PooledIndexArgs args = {.shape = index.shape,
                                    .norm_weight = weights.norm_weight.data(),
                                    .norm_bias = weights.norm_bias.data(),
                                    .norm_epsilon = index.norm_epsilon,
-                                   .position_bias = weights.position_bias.data(),
+                                   .rope = index.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(index.rope)],
                                    .key = key,
-                                   .gate = key + index.shape.dim,
-                                   .weight = key + 2 * index.shape.dim,
+                                   .weight = key + index.shape.dim + index.gate_rows(),
                                    .stride = stride,
                                    .q = queries.rows + spec.query_rows(),
                                    .q_stride = queries.stride,
                                    .keys = keys.view,
-                                   .key_slots = batch.tables(keys.cache_group).slots_for(index.shape.pool),
-                                   .ring = ring.view,
-                                   .ring_slots = batch.tables(ring.cache_group).slots};
+                                   .key_slots = batch.tables(keys.cache_group).slots_for(index.shape.pool)};
   args.shape.dtype = keys.dtype;
+  if (index.shape.keeps_ring()) {
+    const RowCache& ring = caches.rows(index.ring_name);
+    args.position_bias = weights.position_bias.data();
+    args.gate = key + index.shape.dim;
+    args.ring = ring.view;
+    args.ring_slots = batch.tables(ring.cache_group).slots;
+  }
   const auto sequences = sequences_of(batch, keys);
   kernels::pool_keys(*kernels_, args, sequences, index_workspace_, *pool_);
   kernels::select_tokens(*kernels_, args, sequences, index_workspace_, *pool_, selection_);
-  return &selection_;
 }
 
 // The step's sequences with the manager blocks that the rows of `cache` lie in.

@@ -62,15 +62,15 @@ class Forward {
                    const model::GatedDeltaWeights& weights);
   void latent(const StepBatch& batch, const AttentionGroups& caches, const model::LatentSpec& spec,
               const model::LatentWeights& weights);
-  // Makes the queries of a latent layer, and what it and its indexer keep, ready in wide_.
+  // Makes the queries of a latent layer and its indexer ready in wide_, and what the layer keeps.
   struct Queries {
     float* rows = nullptr;
     size_t stride = 0;
   };
   Queries latent_queries(const StepBatch& batch, const model::LatentSpec& spec, const model::LatentWeights& weights);
-  const kernels::TokenSelection* select(const StepBatch& batch, const AttentionGroups& caches,
-                                        const model::LatentSpec& spec, const model::PooledIndexWeights& weights,
-                                        const Queries& queries);
+  // Leaves what the rows read in selection_.
+  void select(const StepBatch& batch, const AttentionGroups& caches, const model::LatentSpec& spec,
+              const model::PooledIndexWeights& weights, const Queries& queries);
   void cap_logits(int rows);
   void feed_forward(int rows, size_t layer);
   void dense(int rows, size_t layer, const model::MlpSpec& spec, const model::MlpWeights& weights);
@@ -114,7 +114,7 @@ class Forward {
   kernels::IndexWorkspace index_workspace_;
   std::vector<kernels::GatedDeltaSequence> states_;  // of the step
   std::vector<kernels::AttentionSequence> sequences_;
-  kernels::TokenSelection selection_;
+  kernels::TokenSelection selection_;  // of the last indexer
 };
 
 }  // namespace quire::exec

@@ -85,7 +85,7 @@ void append_layers(const model::LatentSpec& layer, const CacheChoice& choice, La
   kernels::PooledIndexShape index = layer.indexer->shape;
   index.dtype = shape.dtype;
   layers.push_back({layer.indexer->keys_name, rows_of(kernels::pooled_key_bytes(index), index.pool, choice)});
-  layers.push_back({layer.indexer->ring_name, ring_of(index)});
+  if (index.keeps_ring()) layers.push_back({layer.indexer->ring_name, ring_of(index)});
 }
 
 }  // namespace

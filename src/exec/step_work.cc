@@ -175,8 +175,9 @@ class Count {
     add_residual(Operator::kOutput, w.output, !layer.attention_post_norm.empty());
   }
 
-  // With an indexer the keys that it scores, and at most those that it leaves.
-  Work latent_attention(const model::LatentSpec& s, const model::LatentWeights& w, DType dtype) const {
+  // With an indexer the keys that it scores; with a choice, its own or an earlier one, at most what that leaves.
+  Work latent_attention(const model::LatentSpec& s, const model::LatentWeights& w, DType dtype) {
+    if (s.indexer) most_chosen_ = s.indexer->shape.most_selected();
     const kernels::LatentShape& shape = s.shape;
     Work work;
     double seen = 0, read = 0;
@@ -187,7 +188,9 @@ class Count {
         const DType keys = caches_.rows(s.indexer->keys_name).dtype;
         work += in_memory(of_all / index.pool * index.dim * bytes_of(keys),
                           of_rows / index.pool * index.heads * 2 * (index.dim + 1));
-        of_rows = std::min(of_rows, static_cast<double>(sequence.num_rows) * index.most_selected());
+      }
+      if (s.indexer || s.reads_last_choice) {
+        of_rows = std::min(of_rows, static_cast<double>(sequence.num_rows) * most_chosen_);
         of_all = std::min(of_all, of_rows);
       }
       seen += of_rows;
@@ -248,6 +251,7 @@ class Count {
   const StepBatch& batch_;
   const AttentionGroups& caches_;
   int rows_;
+  int most_chosen_ = 0;  // by the last indexer
   StepWork work_ = {};
 };
 

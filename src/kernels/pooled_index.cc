@@ -48,21 +48,40 @@ size_t floats_for(const PooledIndexShape& shape) { return std::max(PoolingRoom(s
 
 size_t pools_for(const PooledIndexShape& shape) { return 2 * static_cast<size_t>(shape.top_k / shape.pool); }
 
+// The key that a token brings, from what the model's matrix gave for it.
+void token_key(const KernelTable& table, const PooledIndexArgs& args, int row, int64_t position, float* out) {
+  table.index->norm({.n = args.shape.dim,
+                     .x = args.key + static_cast<size_t>(row) * args.stride,
+                     .weight = args.norm_weight,
+                     .bias = args.norm_bias,
+                     .epsilon = args.norm_epsilon,
+                     .out = out});
+  if (args.rope != nullptr)
+    apply_rope(table, *args.rope, static_cast<int>(position), out, 1, static_cast<size_t>(args.shape.dim));
+}
+
+// Shares the rows of the step out: each worker calls make(worker) once and the result with (sequence, row of the step).
+template <class Make>
+void split_rows(std::span<const AttentionSequence> sequences, ThreadPool& pool, Make make) {
+  if (sequences.empty()) return;
+  const int first = sequences.front().first_row, last = sequences.back().first_row + sequences.back().num_rows;
+  pool.split(last - first, [&](int worker, int begin, int end) {
+    auto work = make(worker);
+    for (int row = first + begin; row < first + end; row++)
+      work(*(std::ranges::upper_bound(sequences, row, {}, &AttentionSequence::first_row) - 1), row);
+  });
+}
+
 // Follows one sequence, token by token.
 class Pooling {
  public:
-  Pooling(const IndexKernels& kernels, const PooledIndexArgs& args, float* numbers)
-      : kernels_(kernels), args_(args), shape_(args.shape), room_(shape_), numbers_(numbers) {}
+  Pooling(const KernelTable& table, const PooledIndexArgs& args, float* numbers)
+      : table_(table), args_(args), shape_(args.shape), room_(shape_), numbers_(numbers) {}
 
   void token(int row, int64_t position) {
     const auto r = static_cast<size_t>(row);
     float* own = numbers_ + room_.row;
-    kernels_.norm({.n = shape_.dim,
-                   .x = args_.key + r * args_.stride,
-                   .weight = args_.norm_weight,
-                   .bias = args_.norm_bias,
-                   .epsilon = args_.norm_epsilon,
-                   .out = own});
+    token_key(table_, args_, row, position, own);
     std::copy_n(args_.gate + r * args_.stride, shape_.dim, own + shape_.dim);
     const int64_t slot = args_.ring_slots[r];
     if (slot < 0) return;
@@ -72,7 +91,7 @@ class Pooling {
       for (int i = 0; i < place; i++) std::memcpy(in_pool(i), args_.ring.slot(slot - place + i), row_bytes());
       std::memcpy(in_pool(place), own, row_bytes());
       float* pooled = numbers_ + room_.pooled;
-      kernels_.pool(
+      table_.index->pool(
           {.pool = shape_.pool, .dim = shape_.dim, .rows = in_pool(0), .bias = args_.position_bias, .out = pooled});
       write_numbers(pooled, shape_.dim, shape_.dtype, args_.keys.slot(args_.key_slots[r]));
     }
@@ -83,12 +102,21 @@ class Pooling {
   size_t row_bytes() const { return open_pool_row_bytes(shape_); }
   float* in_pool(int place) { return numbers_ + room_.pool + product_of(place, 2 * shape_.dim); }
 
-  const IndexKernels& kernels_;
+  const KernelTable& table_;
   const PooledIndexArgs& args_;
   const PooledIndexShape& shape_;
   PoolingRoom room_;
   float* numbers_;
 };
+
+// Keys of single tokens need no other's.
+void write_key(const KernelTable& table, const PooledIndexArgs& args, const AttentionSequence& sequence, int row,
+               float* numbers) {
+  const int64_t slot = args.key_slots[static_cast<size_t>(row)];
+  if (slot < 0) return;
+  token_key(table, args, row, sequence.first_position + row - sequence.first_row, numbers);
+  write_numbers(numbers, args.shape.dim, args.shape.dtype, args.keys.slot(slot));
+}
 
 // Chooses for one row after the other.
 class Selecting {
@@ -104,7 +132,7 @@ class Selecting {
         selection_(selection),
         kept_(static_cast<size_t>(shape_.top_k / shape_.pool)) {}
 
-  void row(const AttentionSequence& sequence, int row) {
+  void operator()(const AttentionSequence& sequence, int row) {
     const int64_t position = sequence.first_position + row - sequence.first_row;
     const int64_t complete = (position + 1) / shape_.pool;
     if (complete * shape_.pool <= shape_.top_k) {
@@ -222,8 +250,14 @@ Result<void> IndexWorkspace::reserve(const PooledIndexShape& shape, int workers,
 void pool_keys(const KernelTable& table, const PooledIndexArgs& args, std::span<const AttentionSequence> sequences,
                IndexWorkspace& workspace, ThreadPool& pool) {
   QUIRE_CHECK(workspace.holds(args.shape, pool.size()));
+  if (!args.shape.keeps_ring())
+    return split_rows(sequences, pool, [&](int worker) {
+      return [&, numbers = workspace.worker(worker).numbers](const AttentionSequence& sequence, int row) {
+        write_key(table, args, sequence, row, numbers);
+      };
+    });
   pool.split(static_cast<int>(sequences.size()), [&](int worker, int begin, int end) {
-    Pooling pooling(*table.index, args, workspace.worker(worker).numbers);
+    Pooling pooling(table, args, workspace.worker(worker).numbers);
     for (int s = begin; s < end; s++) {
       const AttentionSequence& sequence = sequences[static_cast<size_t>(s)];
       for (int i = 0; i < sequence.num_rows; i++) pooling.token(sequence.first_row + i, sequence.first_position + i);
@@ -235,13 +269,9 @@ void select_tokens(const KernelTable& table, const PooledIndexArgs& args, std::s
                    IndexWorkspace& workspace, ThreadPool& pool, TokenSelection& selection) {
   if (sequences.empty()) return;
   QUIRE_CHECK(workspace.holds(args.shape, pool.size()));
-  const int first = sequences.front().first_row, last = sequences.back().first_row + sequences.back().num_rows;
-  selection.reset(last);
-  pool.split(last - first, [&](int worker, int begin, int end) {
-    Selecting selecting(*table.index, args, workspace.worker(worker), selection);
-    for (int row = first + begin; row < first + end; row++)
-      selecting.row(*(std::ranges::upper_bound(sequences, row, {}, &AttentionSequence::first_row) - 1), row);
-  });
+  selection.reset(sequences.back().first_row + sequences.back().num_rows);
+  split_rows(sequences, pool,
+             [&](int worker) { return Selecting(*table.index, args, workspace.worker(worker), selection); });
 }
 
 }  // namespace quire::kernels

@@ -1,10 +1,10 @@
-// An indexer over pooled keys: it decides which tokens a layer's attention reads (GLM-5.3).
+// An indexer over pooled keys: it decides which tokens a layer's attention reads (DeepSeek-V3.2, GLM-5, GLM-5.3).
 //
-// `pool` consecutive tokens share one key. Each token brings a key (after LayerNorm) and a gate; when the last token of
-// a pool is there, for every channel
+// `pool` consecutive tokens share one key. Each token brings a key (after LayerNorm and rope, if there is one) and a
+// gate; when the last token of a pool is there, for every channel
 //   pooled = sum_i a_i key_i,  a = softmax over the pool's tokens i of (gate_i + position_bias_i).
-// Tokens of the pool that is still open wait in a ring of `pool` rows, row position mod pool. A token at position p
-// scores the (p + 1) / pool complete pools:
+// Tokens of the pool that is still open wait in a ring of `pool` rows, row position mod pool. A pool of one token is
+// that token's key, without gates, biases and ring. A token at position p scores the (p + 1) / pool complete pools:
 //   score(j) = sum over heads of w_h * max(0, q_h . pooled_j);  w_h = weight_h / sqrt(dim * heads)
 // and reads the tokens of the top_k / pool best ones, the lower pool where two score the same, and those of its own
 // open pool. A row with a score that is NaN has no best ones: it reads nothing, which makes it NaN. Everything is fp32
@@ -22,6 +22,7 @@
 #include "base/thread_pool.h"
 #include "kernels/attention.h"
 #include "kernels/kernels.h"
+#include "kernels/rope.h"
 #include "kernels/row_view.h"
 #include "kernels/token_selection.h"
 #include "quire/error.h"
@@ -35,6 +36,7 @@ struct PooledIndexShape {
   int top_k = 0;               // tokens, a multiple of `pool`
   DType dtype = DType::kBF16;  // of pooled keys: kBF16 or kF32
 
+  bool keeps_ring() const { return pool > 1; }
   int most_selected() const { return top_k + pool - 1; }
 };
 
@@ -50,17 +52,18 @@ struct PooledIndexArgs {
   const float* norm_weight = nullptr;  // [dim], of the keys' LayerNorm
   const float* norm_bias = nullptr;
   float norm_epsilon = 0;
-  const float* position_bias = nullptr;  // [pool][dim]
+  const RopeTable* rope = nullptr;       // of keys, behind the norm; null: none
+  const float* position_bias = nullptr;  // [pool][dim]; with a ring alone, as are `gate`, `ring` and `ring_slots`
   const float* key = nullptr;            // rows of [dim], before the norm
   const float* gate = nullptr;           // rows of [dim]
   const float* weight = nullptr;         // rows of [heads]
   size_t stride = 0;                     // floats, of the three
-  const float* q = nullptr;              // rows of [heads][dim]
+  const float* q = nullptr;              // rows of [heads][dim], rope applied
   size_t q_stride = 0;
   RowView keys;                        // pooled
   std::span<const int64_t> key_slots;  // one a row; -1 where no pool ends
-  RowView ring;
-  std::span<const int64_t> ring_slots;  // one a row
+  RowView ring = {};
+  std::span<const int64_t> ring_slots = {};  // one a row
 };
 
 // What both functions need beside their results. It does not depend on how long sequences are.

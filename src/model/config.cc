@@ -318,6 +318,18 @@ Result<std::string> GgufConfig::string_or(std::string_view key, std::string fall
   return std::string(*value);
 }
 
+Result<std::vector<int>> GgufConfig::integers(std::string_view key, int low, int high) const {
+  auto values = file_.integers(full(key));
+  if (!values) return std::unexpected(values.error());
+  std::vector<int> out;
+  for (const int64_t value : *values) {
+    auto number = checked(value, full(key), low, high);
+    if (!number) return std::unexpected(number.error());
+    out.push_back(*number);
+  }
+  return out;
+}
+
 Result<std::vector<TokenId>> GgufConfig::end_tokens(int vocab_size) const {
   std::vector<TokenId> tokens;
   for (const char* key :

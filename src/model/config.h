@@ -76,6 +76,7 @@ class GgufConfig {
   Result<double> number_or(std::string_view key, double fallback) const;
   Result<bool> boolean_or(std::string_view key, bool fallback) const;
   Result<std::string> string_or(std::string_view key, std::string fallback) const;
+  Result<std::vector<int>> integers(std::string_view key, int low, int high) const;  // booleans count as 0 and 1
 
   // The keys of the architecture that none of the above was called for.
   std::vector<std::string> not_asked_for() const;

@@ -228,6 +228,86 @@ TEST(DeepseekV3, RefusesWhatItDoesNotCompute) {
   for (const auto& [changes, param] : cases) expect_refused("deepseek_v3", changes, param);
 }
 
+// Which layers have indexers, and that the others read what those choose.
+std::vector<bool> indexed(const ModelSpec& spec) {
+  std::vector<bool> own;
+  for (const LayerSpec& layer : spec.layers) {
+    const auto& l = std::get<LatentSpec>(layer.mixer);
+    own.push_back(l.indexer.has_value());
+    EXPECT_NE(l.reads_last_choice, own.back());
+  }
+  return own;
+}
+
+TEST(DeepseekV32, MakesWhatItsConfigurationSays) {
+  const auto spec = changed("deepseek_v32", Json::object());
+  ASSERT_TRUE(spec) << spec.error().message;
+  EXPECT_EQ(spec->architecture, "deepseek_v32");
+  EXPECT_EQ(indexed(*spec), std::vector(3, true));
+  const auto& l = std::get<LatentSpec>(spec->layers[1].mixer);
+  EXPECT_EQ(l.indexer->shape.pool, 1);
+  EXPECT_EQ(l.indexer->shape.heads, 16);
+  EXPECT_EQ(l.indexer->shape.dim, 16);
+  EXPECT_EQ(l.indexer->shape.top_k, 24);
+  EXPECT_EQ(l.input.rows(), 24 + 40 + 16 + 16);
+  EXPECT_EQ(l.query.rows(), 4 * 24 + 16 * 16);
+  EXPECT_TRUE(spec->ropes[static_cast<size_t>(l.rope)].interleaved);
+  EXPECT_FALSE(spec->ropes[static_cast<size_t>(l.indexer->rope)].interleaved);
+  EXPECT_EQ(spec->ropes[0].factor, spec->ropes[1].factor);
+}
+
+TEST(GlmMoeDsa, SomeLayersReadWhatAnEarlierOneChose) {
+  const auto plain = changed("glm_moe_dsa", Json::object());
+  ASSERT_TRUE(plain) << plain.error().message;
+  EXPECT_EQ(indexed(*plain), (std::vector{true, true, false}));
+  EXPECT_EQ(plain->ropes.size(), 1U);  // pairs in both
+  const auto layers = [](const Json& changes) {
+    Json all = {{"indexer_types", nullptr}};
+    all.merge_patch(changes);
+    const auto spec = changed("glm_moe_dsa", all);
+    EXPECT_TRUE(spec) << spec.error().message;
+    return indexed(*spec);
+  };
+  EXPECT_EQ(layers(Json::object()), std::vector(3, true));
+  EXPECT_EQ(layers({{"index_topk_freq", 4}}), (std::vector{true, true, false}));
+  EXPECT_EQ(layers({{"index_topk_freq", 2}, {"index_skip_topk_offset", 1}}), (std::vector{true, false, true}));
+  EXPECT_EQ(layers({{"index_topk_pattern", "FSS"}, {"index_topk_freq", 2}}), (std::vector{true, false, false}));
+  const auto halves = changed("glm_moe_dsa", {{"indexer_rope_interleave", false}});
+  EXPECT_FALSE(
+      halves->ropes[static_cast<size_t>(std::get<LatentSpec>(halves->layers[0].mixer).indexer->rope)].interleaved);
+}
+
+TEST(GlmMoeDsa, RefusesWhatItDoesNotCompute) {
+  const std::pair<Json, const char*> cases[] = {
+      {{{"q_lora_rank", nullptr}}, "q_lora_rank"},
+      {{{"layer_types", {"indexed_attention", "full_attention", "indexed_attention"}}}, "layer_types"},
+      {{{"moe_router_dtype", "bfloat16"}}, "moe_router_dtype"},
+      {{{"index_topk", nullptr}}, "index_topk"},
+      {{{"index_topk", 1 << 20}}, "index_topk"},
+      {{{"index_n_heads", 0}}, "index_n_heads"},
+      {{{"index_head_dim", "16"}}, "index_head_dim"},
+      {{{"index_head_dim", 4}}, "layers.0.latent"},  // eight of them turn
+      {{{"indexer_rope_interleave", 1}}, "indexer_rope_interleave"},
+      {{{"indexer_types", {"full", "full"}}}, "indexer_types"},
+      {{{"indexer_types", {"full", "full", "none"}}}, "indexer_types"},
+      {{{"indexer_types", {"shared", "full", "full"}}}, "layers.0.latent"},
+      {{{"indexer_types", nullptr}, {"index_topk_pattern", "FF"}}, "index_topk_pattern"},
+      {{{"indexer_types", nullptr}, {"index_topk_pattern", "FFX"}}, "index_topk_pattern"},
+      {{{"indexer_types", nullptr}, {"index_topk_freq", 0}}, "index_topk_freq"}};
+  for (const auto& [changes, param] : cases) expect_refused("glm_moe_dsa", changes, param);
+}
+
+TEST(GlmDsa, GgufFilesSayWhichLayersHaveIndexers) {
+  for (const auto& [name, own] : {std::pair{"gguf/deepseek_v32.gguf", std::vector{true, true, true}},
+                                  {"gguf/glm_moe_dsa.gguf", std::vector{true, true, false}}}) {
+    const weights::Checkpoint file = open(name);
+    const auto spec = make_spec(file);
+    ASSERT_TRUE(spec) << spec.error().message;
+    EXPECT_TRUE(check_names(*spec, *file.tensors));
+    EXPECT_EQ(indexed(*spec), own);
+  }
+}
+
 // The layer that predicts further ahead is in the file, and not run; one more would be a mistake.
 TEST(Glm4MoeLite, LeavesOutWhatPredictsFurtherAhead) {
   const weights::Checkpoint checkpoint = open("glm4_moe_lite");

@@ -35,8 +35,8 @@ kernels::WeightTarget target_of(Profile profile) {
   return kernels::WeightTarget::kF32;
 }
 
-kernels::WeightTarget target_of(const MatrixSpec& matrix, Profile profile) {
-  if (matrix.in_fp32) return kernels::WeightTarget::kF32;
+kernels::WeightTarget target_of(const MatrixSpec& matrix, const MatrixPart& part, Profile profile) {
+  if (part.in_fp32) return kernels::WeightTarget::kF32;
   return matrix.keeps_integers ? kernels::WeightTarget::kNative : target_of(profile);
 }
 
@@ -126,10 +126,9 @@ class Loader {
   Result<void> linear(const MatrixSpec& spec, Linear& out) {
     out.rows = spec.rows();
     out.cols = spec.cols;
-    const kernels::WeightTarget target = target_of(spec, profile_);
     std::deque<weights::StackedMatrix> stacked;
-    const auto layout = [&](const weights::Tensor& tensor) { return kernels::layout_for(tensor.format, target); };
     std::vector<kernels::PackSource> sources;
+    kernels::WeightTarget target = target_of(profile_);  // of the sources, of which all have one layout
     int first_row = 0, next_row = 0;
     const auto flush = [&]() -> Result<void> {
       if (sources.empty()) return {};
@@ -143,8 +142,11 @@ class Loader {
     for (const MatrixPart& part : spec.parts) {
       auto tensor = find(part, spec.cols, stacked);
       if (!tensor) return std::unexpected(tensor.error());
-      if (!sources.empty() && layout(**tensor) != layout(*sources.back().tensor))
+      const kernels::WeightTarget own = target_of(spec, part, profile_);
+      const auto layout = kernels::layout_for((*tensor)->format, own);
+      if (!sources.empty() && layout != kernels::layout_for(sources.back().tensor->format, target))
         if (auto flushed = flush(); !flushed) return flushed;
+      if (sources.empty()) target = own;
       kernels::PackSource source{.tensor = *tensor, .rows = part.rows};
       if (part.interleaved_head_dim > 0 || part.groups) source.source_row = [&part](int n) { return row_of(part, n); };
       sources.push_back(std::move(source));
@@ -277,9 +279,10 @@ void for_each_tensor(const LayerSpec& layer, F&& call) {
                               norm(l.latent_norm);
                               matrix(l.query);
                               for (const std::string* name : l.expansion.tensors()) f(*name);
-                              if (const auto& i = l.indexer)
-                                for (const std::string* name : {&i->norm_weight, &i->norm_bias, &i->position_bias})
-                                  f(*name);
+                              if (const auto& i = l.indexer) {
+                                for (const std::string* name : {&i->norm_weight, &i->norm_bias}) f(*name);
+                                if (i->shape.keeps_ring()) f(i->position_bias);
+                              }
                               matrix(l.output);
                             }};
   norm(layer.attention_norm);
@@ -442,6 +445,7 @@ Result<void> load_mixer(Loader& loader, const GatedDeltaSpec& spec, LayerWeights
 Result<void> load_indexer(Loader& loader, const PooledIndexSpec& spec, PooledIndexWeights& out) {
   if (auto loaded = loader.numbers(spec.norm_weight, {spec.shape.dim}, out.norm_weight); !loaded) return loaded;
   if (auto loaded = loader.numbers(spec.norm_bias, {spec.shape.dim}, out.norm_bias); !loaded) return loaded;
+  if (!spec.shape.keeps_ring()) return {};
   return loader.numbers(spec.position_bias, {spec.shape.pool, spec.shape.dim}, out.position_bias);
 }
 
@@ -552,7 +556,8 @@ size_t memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Pr
       return;
     }
     const weights::Tensor one{.name = name, .format = tensor->format, .shape = {part->tensor_rows(), matrix->cols}};
-    total += kernels::packed_bytes(one, target_of(*matrix, profile)) * static_cast<size_t>(std::max(1, part->stack));
+    total +=
+        kernels::packed_bytes(one, target_of(*matrix, *part, profile)) * static_cast<size_t>(std::max(1, part->stack));
   });
   if (profile == Profile::kF32) return total;
   for (const LayerSpec& layer : spec.layers)

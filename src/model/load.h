@@ -41,7 +41,8 @@ struct GatedDeltaWeights {
 };
 
 struct PooledIndexWeights {
-  std::vector<float> norm_weight, norm_bias, position_bias;
+  std::vector<float> norm_weight, norm_bias;
+  std::vector<float> position_bias;  // empty without a ring
 };
 
 struct LatentWeights {

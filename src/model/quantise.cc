@@ -21,7 +21,8 @@ class Planner {
   explicit Planner(const weights::TensorSource& tensors) : tensors_(tensors) {}
 
   void add(const MatrixSpec& matrix, WeightFormat format) {
-    for (const MatrixPart& part : matrix.parts) add(part.tensor, format, part.transposed);
+    for (const MatrixPart& part : matrix.parts)
+      if (!part.in_fp32) add(part.tensor, format, part.transposed);
   }
 
   // What is added first counts.

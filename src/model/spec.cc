@@ -30,6 +30,7 @@ Result<void> check_donor(const AttentionSpec& a, const AttentionSpec* donor) {
 // What a layer is checked against.
 struct Surroundings {
   std::map<std::string_view, const AttentionSpec*> earlier;  // null: a name without keys and values of its own
+  bool chosen = false;                                       // whether an earlier layer has an indexer
   std::span<const kernels::RopeParameters> ropes;
 };
 
@@ -76,9 +77,12 @@ Result<void> check(const LatentSpec& l, const Surroundings& around) {
   if (l.indexer) {
     if (auto ok = kernels::check_pooled_index_shape(l.indexer->shape); !ok) return ok;
     if (!l.narrows_queries()) return bad("has an indexer, but no narrow queries for it");
+    if (l.reads_last_choice) return bad("has an indexer, and reads what another one chose");
+    if (auto ok = check_rope(l.name, l.indexer->rope, l.indexer->shape.dim, around); !ok) return ok;
     input += l.indexer->input_rows();
     queries += l.indexer->query_rows();
   }
+  if (l.reads_last_choice && !around.chosen) return bad("reads what an indexer before it chose, and there is none");
   if (l.query_norm.present() != l.narrows_queries()) return bad("must have a norm for narrow queries alone");
   if (l.query.cols != l.query_rank)
     return bad(fmt::format("makes queries from {} numbers, not from {}", l.query.cols, l.query_rank));
@@ -113,8 +117,9 @@ Result<void> check(const MoeSpec& m, const std::string& name) {
 std::vector<std::string_view> cache_names(const Mixer& mixer) {
   std::vector<std::string_view> names = {name_of(mixer)};
   const auto* latent = std::get_if<LatentSpec>(&mixer);
-  if (latent != nullptr && latent->indexer)
-    names.insert(names.end(), {latent->indexer->keys_name, latent->indexer->ring_name});
+  if (latent == nullptr || !latent->indexer) return names;
+  names.push_back(latent->indexer->keys_name);
+  if (latent->indexer->shape.keeps_ring()) names.push_back(latent->indexer->ring_name);
   return names;
 }
 
@@ -159,7 +164,7 @@ void set_longest(ModelSpec& spec, int64_t max_model_len) {
 }
 
 Result<void> validate(const ModelSpec& spec) {
-  Surroundings around{.earlier = {}, .ropes = spec.ropes};
+  Surroundings around{.earlier = {}, .chosen = false, .ropes = spec.ropes};
   for (const LayerSpec& layer : spec.layers) {
     if (auto ok = std::visit([&](const auto& mixer) { return check(mixer, around); }, layer.mixer); !ok) return ok;
     if (const auto* moe = std::get_if<MoeSpec>(&layer.mlp))
@@ -167,6 +172,8 @@ Result<void> validate(const ModelSpec& spec) {
     for (const std::string_view name : cache_names(layer.mixer))
       if (!around.earlier.emplace(name, std::get_if<AttentionSpec>(&layer.mixer)).second)
         return fail(ErrorKind::kUnsupported, fmt::format("two layers are called {}", name), std::string(name));
+    const auto* latent = std::get_if<LatentSpec>(&layer.mixer);
+    around.chosen |= latent != nullptr && latent->indexer.has_value();
   }
   return {};
 }

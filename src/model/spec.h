@@ -42,6 +42,7 @@ struct MatrixPart {
   int stack = 0;
   int entry = 0;
   bool transposed = false;  // the tensor, or each of the stack, is [cols, rows]
+  bool in_fp32 = false;     // whether weights and inputs are fp32 whatever the profile
 
   int tensor_rows() const { return groups ? rows / groups->count * groups->size : rows; }
   bool has_bias() const { return !bias.empty(); }
@@ -56,7 +57,6 @@ struct MatrixSpec {
   int slice_unit = 0;
   // Whether quantised tensors are multiplied in their own integers whatever the profile.
   bool keeps_integers = false;
-  bool in_fp32 = false;  // whether weights and inputs are fp32 whatever the profile
 
   int rows() const;
 };
@@ -115,15 +115,17 @@ struct GatedDeltaSpec {
 };
 
 // Chooses the tokens that a latent layer reads (kernels/pooled_index.h). It keeps pooled keys, and the tokens of the
-// open pool in a ring: layers of their own in the cache plan.
+// open pool in a ring: layers of their own in the cache plan. With pools of one token there is no ring.
 struct PooledIndexSpec {
-  std::string keys_name, ring_name;    // in the cache plan
+  std::string keys_name, ring_name;    // in the cache plan; ring_name is empty without a ring
   kernels::PooledIndexShape shape;     // dtype aside
+  int rope = -1;                       // of the first dimensions of keys and queries; as LatentSpec::rope
   std::string norm_weight, norm_bias;  // [dim], of the keys' LayerNorm
   float norm_epsilon = 0;
-  std::string position_bias;  // [pool, dim]
+  std::string position_bias;  // [pool, dim]; empty without a ring
 
-  int input_rows() const { return 2 * shape.dim + shape.heads; }
+  int gate_rows() const { return shape.keeps_ring() ? shape.dim : 0; }
+  int input_rows() const { return shape.dim + gate_rows() + shape.heads; }
   int query_rows() const { return shape.heads * shape.dim; }
 };
 
@@ -148,7 +150,7 @@ struct LatentSpec {
   float scale = 0;             // of q . k
   int rope = -1;               // index into ModelSpec::ropes; -1: none
   // Rows: query_rank, or without it heads of nope and rope; rank; rope_dim; with an indexer its keys (dim), gates
-  // (dim), weights (heads).
+  // (gate_rows()), weights (heads).
   MatrixSpec input;
   NormSpec query_norm;   // of query_rank; absent without it
   NormSpec latent_norm;  // of rank
@@ -157,6 +159,7 @@ struct LatentSpec {
   ExpansionSpec expansion;
   MatrixSpec output;
   std::optional<PooledIndexSpec> indexer;
+  bool reads_last_choice = false;  // whether it reads what the last indexer before it chose
 
   bool narrows_queries() const { return query_rank > 0; }
   int query_rows() const { return shape.heads * shape.query_dim(); }
@@ -206,7 +209,7 @@ struct LayerSpec {
   FeedForward mlp;
   NormSpec mlp_post_norm;
 
-  // All that are multiplied with in the profile's numbers, in the order in which they are read.
+  // All that are multiplied with in the profile's numbers, but for parts in fp32, in the order in which they are read.
   std::vector<const MatrixSpec*> matrices() const;
 
   // For layers that are known to attend.

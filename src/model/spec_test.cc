@@ -110,7 +110,10 @@ TEST(ModelSpec, LatentLayersMakeWhatTheirShapesSay) {
                 "no dimensions for it"},
                {+[](LatentSpec& l) { l.shape.rank = 0; }, "latent rank"},
                {+[](LatentSpec& l) { l.indexer->shape.top_k = 18; }, "multiple of the pool"},
-               {+[](LatentSpec& l) { l.indexer->ring_name = "a"; }, "two layers are called a"}};
+               {+[](LatentSpec& l) { l.indexer->ring_name = "a"; }, "two layers are called a"},
+               {+[](LatentSpec& l) { l.indexer->rope = 1; }, "rope 1 of 1"},
+               {+[](LatentSpec& l) { l.indexer->shape.pool = 1; }, "50 rows instead of 42"},
+               {+[](LatentSpec& l) { l.reads_last_choice = true; }, "what another one chose"}};
   for (const auto& c : cases) {
     ModelSpec spec = latent();
     c.change(std::get<LatentSpec>(spec.layers[0].mixer));
@@ -119,6 +122,22 @@ TEST(ModelSpec, LatentLayersMakeWhatTheirShapesSay) {
     EXPECT_EQ(result.error().kind, ErrorKind::kUnsupported);
     EXPECT_NE(result.error().message.find(c.says), std::string::npos) << result.error().message;
   }
+}
+
+TEST(ModelSpec, AnEarlierIndexerChoosesForLayersWithoutOne) {
+  ModelSpec spec = latent();
+  LatentSpec l = std::get<LatentSpec>(spec.layers[0].mixer);
+  l.name = "b";
+  l.indexer.reset();
+  l.input.parts.pop_back();
+  l.query.parts.pop_back();
+  l.reads_last_choice = true;
+  spec.layers.emplace_back().mixer = l;
+  EXPECT_TRUE(validate(spec));
+  std::swap(spec.layers[0], spec.layers[1]);
+  const auto first = validate(spec);
+  ASSERT_FALSE(first);
+  EXPECT_NE(first.error().message.find("there is none"), std::string::npos) << first.error().message;
 }
 
 // Queries without a narrow layer are rows of the input, and nothing else makes any.

@@ -33,6 +33,7 @@ using Layouts = std::set<std::string>;
 const Layouts kAll = {"LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"};
 const Layouts kHeadRows = {"LBHNC", "LHBNC", "BLHNC", "BHLNC"};         // where a head's rows lie together
 const Layouts kWholePages = {"LBHNC", "BLHNC"};                         // and the heads of a page
+const Layouts kWholeRows = {"LBHNC", "LBNHC", "BLHNC", "BLNHC"};        // the same of one head
 const Layouts kPadded = {"LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC"};  // BHLNC has no room for it
 
 // Blocks at which a layout cannot hold a mix, where that follows from the bytes of its pages.
@@ -62,7 +63,8 @@ std::vector<Mix> mixes() {
       odd_chunk{.q_heads = 3, .kv_heads = 3, .chunk = kChunk};
   const SyntheticLayer state{.state_heads = 3};
   const SyntheticLayer latent{.q_heads = 2, .rank = 24}, pooled{.rank = 32, .turned = false, .pool = 4, .top_k = 48},
-      one_row{.rank = 32, .turned = false};
+      one_row{.rank = 32, .turned = false}, indexed{.q_heads = 2, .rank = 24, .pool = 1, .top_k = 48},
+      follower{.q_heads = 2, .rank = 24, .follows = true};
   const SyntheticLayer one{.q_heads = 3, .kv_heads = 1, .head_dim = 24},
       one_window{.q_heads = 3, .kv_heads = 1, .head_dim = 24, .window = kWindow},
       one_chunk{.q_heads = 2, .kv_heads = 1, .head_dim = 24, .chunk = kChunk};
@@ -113,6 +115,8 @@ std::vector<Mix> mixes() {
        kWholePages,
        {pooled, window, pooled},
        {{{"LBHNC"}, {32, 64, 192, 1152}, any, kPagesDiffer}, {{"LBHNC"}, {16}, {"bf16 int8", "f32"}, kPagesDiffer}}},
+      {"IndexedTokens", kWholeRows, {indexed, latent, indexed, {.q_heads = 3, .rank = 32, .follows = true}}},
+      {"IndexedTokensAndWindow", kWholePages, {indexed, window, follower, window, follower}},
       {"EveryKind",
        {"BLHNC"},
        {state,
@@ -122,7 +126,9 @@ std::vector<Mix> mixes() {
         window,
         chunked,
         {.window = kWindow, .donor = 4},
-        {.q_heads = 2, .head_dim = 8, .rank = 24, .pool = 8, .top_k = 32}},
+        {.q_heads = 2, .head_dim = 8, .rank = 24, .pool = 8, .top_k = 32},
+        indexed,
+        follower},
        {{{"LBHNC", "LBNHC", "LHBNC"}, {1152}, any, kPagesDiffer}}},  // and its chunks
   };
 }
@@ -271,7 +277,7 @@ class Hybrid : public ::testing::TestWithParam<Mix> {
   // States and rings cannot be kept like keys and values.
   static bool needs_hybrid() {
     return std::ranges::any_of(GetParam().layers,
-                               [](const SyntheticLayer& l) { return l.state_heads > 0 || l.pool > 0; });
+                               [](const SyntheticLayer& l) { return l.state_heads > 0 || l.pool > 1; });
   }
 
   // Up to here every layer reads all that its mask leaves. Behind it an indexer chooses, and rounding changes choices.

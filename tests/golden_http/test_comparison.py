@@ -55,3 +55,19 @@ def test_missing_values_fail():
 def test_the_distribution_is_judged_too():
     assert "mean" in verdict(answer(top=[[7, -0.6], [3, -1.4]]), c.Tolerance(1.0, 0.2, mean=0.05))[0]
     assert "99th" in verdict(answer(top=[[7, -0.6], [3, -1.4]]), c.Tolerance(1.0, 0.2, p99=0.05))[0]
+
+
+def test_the_greatest_differences_may_be_left_out():
+    worse = answer(prompt_top=[[7, -0.5], [3, -1.0]])  # one value of six
+    assert "mean" in verdict(worse, c.Tolerance(1.0, 0.2, mean=0.05))[0]
+    assert verdict(worse, c.Tolerance(1.0, 0.2, mean=0.05, left_out=0.17)) == []
+    assert verdict(worse, c.Tolerance(0.1, 0.2, left_out=0.17)) != []
+
+
+def test_what_rounding_changes_of_the_reference_is_left_out_where_it_is_much():
+    def left_out(agree, drift=5.0):
+        check = {"max_abs_top5_logprob_diff": drift, "greedy_argmax_agree": agree, "greedy_steps": 120}
+        return c.tiny_bf16({"bf16_activation_check": check}).left_out
+
+    assert left_out(105) == 0.125
+    assert left_out(110) == left_out(105, drift=0.4) == 0.0

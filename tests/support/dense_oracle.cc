@@ -215,7 +215,7 @@ class Oracle {
   }
 
   // Keys and values of every head are made from the latents, as if there were no cache to spare.
-  Rows mixed(const Rows& x, const model::LatentSpec& l) const {
+  Rows mixed(const Rows& x, const model::LatentSpec& l) {
     const auto heads = static_cast<size_t>(l.shape.heads), nope = static_cast<size_t>(l.shape.nope_dim),
                turned = static_cast<size_t>(l.shape.rope_dim), dv = static_cast<size_t>(l.shape.value_dim),
                rank = static_cast<size_t>(l.shape.rank), narrow = static_cast<size_t>(l.latent_offset());
@@ -231,6 +231,7 @@ class Oracle {
     latent = normed(latent, l.latent_norm);
     Rows q = l.query_rank > 0 ? product(normed(down, l.query_norm), l.query) : down;
     const Vector w = model_.values(l.expansion.both);
+    choose(l, in, q);
     Rows out(x.size(), Vector(heads * dv));
     for (size_t h = 0; h < heads; ++h) {
       Rows k(x.size()), v(x.size());
@@ -246,7 +247,7 @@ class Oracle {
       }
       for (size_t p = 0; p < x.size(); ++p) {
         Rows kv;  // key, value of the tokens that are read
-        for (const size_t t : tokens_read(l, in, q, p)) {
+        for (const size_t t : read_[p]) {
           kv.push_back(k[t]);
           kv.back().insert(kv.back().end(), v[t].begin(), v[t].end());
         }
@@ -259,55 +260,77 @@ class Oracle {
     return product(out, l.output);
   }
 
-  // The tokens that the row at position p reads.
-  std::vector<size_t> tokens_read(const model::LatentSpec& l, const Rows& in, const Rows& q, size_t p) const {
-    std::vector<size_t> tokens;
-    if (!l.indexer) {
-      for (size_t t = 0; t <= p; ++t) tokens.push_back(t);
-      return tokens;
-    }
-    const model::PooledIndexSpec& index = *l.indexer;
-    const auto pool = static_cast<size_t>(index.shape.pool), dim = static_cast<size_t>(index.shape.dim),
-               heads = static_cast<size_t>(index.shape.heads), complete = (p + 1) / pool;
-    const size_t keys_at = static_cast<size_t>(l.query_rank + l.shape.row_dim()), weights_at = keys_at + 2 * dim,
-                 queries_at = static_cast<size_t>(l.query_rows());
-    std::vector<std::pair<double, size_t>> order;  // by falling score, then by position
-    for (size_t j = 0; j < complete; ++j) {
-      const Vector key = pooled_key(index, in, j, keys_at);
-      double score = 0;
-      for (size_t h = 0; h < heads; ++h) {
-        double dot = 0;
-        for (size_t i = 0; i < dim; ++i) dot += q[p][queries_at + h * dim + i] * key[i];
-        score += in[p][weights_at + h] * std::max(dot, 0.0);
-      }
-      order.emplace_back(-score, j);
-    }
-    std::ranges::sort(order);
-    order.resize(std::min(order.size(), static_cast<size_t>(index.shape.top_k) / pool));
-    for (const auto& [score, j] : order)
-      for (size_t t = j * pool; t < (j + 1) * pool; ++t) tokens.push_back(t);
-    for (size_t t = complete * pool; t <= p; ++t) tokens.push_back(t);
-    return tokens;
+  // Sets read_ for the layer.
+  void choose(const model::LatentSpec& l, const Rows& in, const Rows& q) {
+    if (l.reads_last_choice) return;
+    read_.assign(in.size(), {});
+    if (l.indexer) return score(l, in, q);
+    for (size_t p = 0; p < in.size(); ++p)
+      for (size_t t = 0; t <= p; ++t) read_[p].push_back(t);
   }
 
-  Vector pooled_key(const model::PooledIndexSpec& index, const Rows& in, size_t j, size_t keys_at) const {
+  void score(const model::LatentSpec& l, const Rows& in, const Rows& q) {
+    const model::PooledIndexSpec& index = *l.indexer;
+    const auto pool = static_cast<size_t>(index.shape.pool), dim = static_cast<size_t>(index.shape.dim),
+               heads = static_cast<size_t>(index.shape.heads);
+    const size_t keys_at = static_cast<size_t>(l.query_rank + l.shape.row_dim()),
+                 weights_at = keys_at + (pool > 1 ? 2 : 1) * dim, queries_at = static_cast<size_t>(l.query_rows());
+    const Rows keys = pooled_keys(index, in, keys_at);
+    for (size_t p = 0; p < in.size(); ++p) {
+      const size_t complete = (p + 1) / pool;
+      std::vector<std::pair<double, size_t>> order;  // by falling score, then by position
+      for (size_t j = 0; j < complete; ++j) {
+        double score = 0;
+        for (size_t h = 0; h < heads; ++h) {
+          Vector query(q[p].begin() + static_cast<ptrdiff_t>(queries_at + h * dim),
+                       q[p].begin() + static_cast<ptrdiff_t>(queries_at + (h + 1) * dim));
+          turn_index(index, query, p);
+          double dot = 0;
+          for (size_t i = 0; i < dim; ++i) dot += query[i] * keys[j][i];
+          score += in[p][weights_at + h] * std::max(dot, 0.0);
+        }
+        order.emplace_back(-score, j);
+      }
+      std::ranges::sort(order);
+      order.resize(std::min(order.size(), static_cast<size_t>(index.shape.top_k) / pool));
+      for (const auto& [score, j] : order)
+        for (size_t t = j * pool; t < (j + 1) * pool; ++t) read_[p].push_back(t);
+      for (size_t t = complete * pool; t <= p; ++t) read_[p].push_back(t);
+    }
+  }
+
+  void turn_index(const model::PooledIndexSpec& index, Vector& head, size_t position) const {
+    if (index.rope < 0) return;
+    const kernels::RopeParameters& rope = spec_.ropes[static_cast<size_t>(index.rope)];
+    turn(head.data(), rope.rotary_dim, rope, position);
+  }
+
+  // Of all pools that are complete.
+  Rows pooled_keys(const model::PooledIndexSpec& index, const Rows& in, size_t keys_at) const {
     const auto pool = static_cast<size_t>(index.shape.pool), dim = static_cast<size_t>(index.shape.dim);
     const Vector weight = model_.values(index.norm_weight), bias = model_.values(index.norm_bias),
-                 by_place = model_.values(index.position_bias);
-    Vector sum(dim), total(dim);
-    for (size_t i = 0; i < pool; ++i) {
-      const double* key = in[j * pool + i].data() + keys_at;
-      double mean = 0, variance = static_cast<double>(index.norm_epsilon);
-      for (size_t c = 0; c < dim; ++c) mean += key[c] / static_cast<double>(dim);
-      for (size_t c = 0; c < dim; ++c) variance += (key[c] - mean) * (key[c] - mean) / static_cast<double>(dim);
-      for (size_t c = 0; c < dim; ++c) {
-        const double a = std::exp(key[dim + c] + by_place[i * dim + c]);
-        total[c] += a;
-        sum[c] += a * ((key[c] - mean) / std::sqrt(variance) * weight[c] + bias[c]);
+                 by_place = pool > 1 ? model_.values(index.position_bias) : Vector();
+    Rows keys;
+    for (size_t j = 0; j < in.size() / pool; ++j) {
+      Vector sum(dim), total(dim);
+      for (size_t i = 0; i < pool; ++i) {
+        const double* x = in[j * pool + i].data() + keys_at;
+        double mean = 0, variance = static_cast<double>(index.norm_epsilon);
+        for (size_t c = 0; c < dim; ++c) mean += x[c] / static_cast<double>(dim);
+        for (size_t c = 0; c < dim; ++c) variance += (x[c] - mean) * (x[c] - mean) / static_cast<double>(dim);
+        Vector key(dim);
+        for (size_t c = 0; c < dim; ++c) key[c] = (x[c] - mean) / std::sqrt(variance) * weight[c] + bias[c];
+        turn_index(index, key, j * pool + i);
+        for (size_t c = 0; c < dim; ++c) {
+          const double a = pool > 1 ? std::exp(x[dim + c] + by_place[i * dim + c]) : 1;
+          total[c] += a;
+          sum[c] += a * key[c];
+        }
       }
+      for (size_t c = 0; c < dim; ++c) sum[c] /= total[c];
+      keys.push_back(std::move(sum));
     }
-    for (size_t c = 0; c < dim; ++c) sum[c] /= total[c];
-    return sum;
+    return keys;
   }
 
   Rows mlp(const Rows& x, const model::MlpSpec& mlp) const {
@@ -322,7 +345,8 @@ class Oracle {
 
   const SyntheticModel& model_;
   const model::ModelSpec& spec_;
-  std::map<std::string, Rows> kept_;  // keys and values, by layer
+  std::map<std::string, Rows> kept_;       // keys and values, by layer
+  std::vector<std::vector<size_t>> read_;  // by position: the tokens that the latent layer reads
 };
 
 }  // namespace

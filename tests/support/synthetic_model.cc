@@ -143,6 +143,7 @@ model::LatentSpec SyntheticModel::latent(int index, const SyntheticLayer& layer)
   if (layer.narrow) l.query = {{part(prefix + "query_up", l.query_rows(), l.query_rank)}, l.query_rank};
   l.expansion.both = part(prefix + "expansion", l.shape.expansion_rows(), layer.rank).tensor;
   if (layer.pool > 0) indexer(prefix, layer, l);
+  l.reads_last_choice = layer.follows;
   l.output = {{part(prefix + "o", kHidden, l.value_rows())}, l.value_rows(), l.shape.value_dim};
   return l;
 }
@@ -150,16 +151,19 @@ model::LatentSpec SyntheticModel::latent(int index, const SyntheticLayer& layer)
 void SyntheticModel::indexer(const std::string& prefix, const SyntheticLayer& layer, model::LatentSpec& l) {
   model::PooledIndexSpec& i = l.indexer.emplace();
   i.keys_name = l.name + ".pooled_keys";
-  i.ring_name = l.name + ".open_pool";
   i.shape = {.pool = layer.pool, .heads = 3, .dim = 12, .top_k = layer.top_k};
+  if (!i.shape.keeps_ring()) i.rope = l.rope;
   i.norm_epsilon = 1e-6F;
   i.norm_weight = norm(prefix + "key_norm", i.shape.dim).tensor;
   i.norm_bias = prefix + "key_bias";
   tensor(i.norm_bias, {i.shape.dim}, 0, 0.5F);
-  i.position_bias = prefix + "position_bias";
-  tensor(i.position_bias, {layer.pool, i.shape.dim}, 0, 1);
   l.input.parts.push_back(part(prefix + "key", i.shape.dim, kHidden));
-  l.input.parts.push_back(part(prefix + "gate", i.shape.dim, kHidden));
+  if (i.shape.keeps_ring()) {
+    i.ring_name = l.name + ".open_pool";
+    i.position_bias = prefix + "position_bias";
+    tensor(i.position_bias, {layer.pool, i.shape.dim}, 0, 1);
+    l.input.parts.push_back(part(prefix + "gate", i.shape.dim, kHidden));
+  }
   l.input.parts.push_back(part(prefix + "weights", i.shape.heads, kHidden));
   l.query.parts.push_back(part(prefix + "index_query", i.query_rows(), l.query_rank));
 }

@@ -16,23 +16,25 @@
 
 namespace quire::test {
 
-// One layer: attention, the gated delta rule, or latent attention, with a pooled indexer or without.
+// One layer: attention, the gated delta rule, or latent attention, with an indexer or without. Index keys of single
+// tokens have the layer's rope.
 struct SyntheticLayer {
   int q_heads = 4;
   int kv_heads = 2;
   int head_dim = 16;
   int window = 0;
   int chunk = 0;
-  int donor = -1;       // index of the layer whose cache it reads
-  bool gated = false;   // whether attention's heads have output gates, beside them in one tensor
-  int state_heads = 0;  // > 0: gated delta with so many heads of head_dim keys and 2 * head_dim values
-  int key_heads = 0;    // > 0: which share so many key heads, whose rows lie together in one tensor
-  bool tiled = false;   // whether heads that share a key head lie apart
-  int rank = 0;         // > 0: latent attention of q_heads heads of head_dim, and half of it turned
-  bool narrow = true;   // whether its queries come through a narrow layer
-  bool turned = true;   // whether it has dimensions with rope
-  int pool = 0;         // > 0: and it reads the tokens of the best pools of so many tokens
-  int top_k = 0;        // tokens that it reads then
+  int donor = -1;        // index of the layer whose cache it reads
+  bool gated = false;    // whether attention's heads have output gates, beside them in one tensor
+  int state_heads = 0;   // > 0: gated delta with so many heads of head_dim keys and 2 * head_dim values
+  int key_heads = 0;     // > 0: which share so many key heads, whose rows lie together in one tensor
+  bool tiled = false;    // whether heads that share a key head lie apart
+  int rank = 0;          // > 0: latent attention of q_heads heads of head_dim, and half of it turned
+  bool narrow = true;    // whether its queries come through a narrow layer
+  bool turned = true;    // whether it has dimensions with rope
+  int pool = 0;          // > 0: and it reads the tokens of the best pools of so many tokens
+  int top_k = 0;         // tokens that it reads then
+  bool follows = false;  // whether it reads what the last layer with pools reads
 };
 
 class SyntheticModel : public weights::TensorSource {

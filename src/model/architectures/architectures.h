@@ -34,6 +34,10 @@ Result<ModelSpec> deepseek2_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> deepseek3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> glm4_moe_lite_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> deepseek2_from_gguf(const GgufConfig& config);
+Result<ModelSpec> deepseek32_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> deepseek32_from_gguf(const GgufConfig& config);
+Result<ModelSpec> glm_moe_dsa_from_hugging_face(const HuggingFaceConfig& config);
+Result<ModelSpec> glm_dsa_from_gguf(const GgufConfig& config);
 Result<ModelSpec> gemma3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> gemma3_from_gguf(const GgufConfig& config);
 // The text model of a composite one, whose tensors are named from `root` on.

@@ -84,8 +84,8 @@ MoeSpec make_experts(const ExpertSizes& s, const ExpertNames& names, const std::
   };
   MoeSpec moe;
   moe.router = s.router;
-  moe.scores = {
-      .parts = {{.tensor = prefix + names.scores, .rows = s.router.experts}}, .cols = s.hidden, .in_fp32 = true};
+  moe.scores = {.parts = {{.tensor = prefix + names.scores, .rows = s.router.experts, .in_fp32 = true}},
+                .cols = s.hidden};
   if (!names.correction.empty()) moe.correction = prefix + names.correction;
   for (int e = 0; e < s.router.experts; ++e)
     moe.experts.push_back(expert_of(s.size, s.hidden, part(names.gate, e, s.size), part(names.up, e, s.size),
@@ -96,7 +96,7 @@ MoeSpec make_experts(const ExpertSizes& s, const ExpertNames& names, const std::
                          {.tensor = prefix + names.shared_down, .rows = s.hidden});
   if (names.shared_scores.empty()) return moe;
   moe.shared_is_gated = true;
-  moe.scores.parts.push_back({.tensor = prefix + names.shared_scores, .rows = 1});
+  moe.scores.parts.push_back({.tensor = prefix + names.shared_scores, .rows = 1, .in_fp32 = true});
   return moe;
 }
 

@@ -32,6 +32,8 @@ constexpr std::array kHuggingFace = {
     HuggingFaceEntry{"DeepseekV2ForCausalLM", deepseek2_from_hugging_face},
     HuggingFaceEntry{"DeepseekV3ForCausalLM", deepseek3_from_hugging_face},
     HuggingFaceEntry{"Glm4MoeLiteForCausalLM", glm4_moe_lite_from_hugging_face},
+    HuggingFaceEntry{"DeepseekV32ForCausalLM", deepseek32_from_hugging_face},
+    HuggingFaceEntry{"GlmMoeDsaForCausalLM", glm_moe_dsa_from_hugging_face},
     HuggingFaceEntry{"Gemma3ForCausalLM", gemma3_from_hugging_face},
 };
 
@@ -54,7 +56,8 @@ constexpr std::array kGguf = {
     GgufEntry{"qwen35", qwen3_5_from_gguf},      GgufEntry{"phi3", phi3_from_gguf},
     GgufEntry{"smollm3", smollm3_from_gguf},     GgufEntry{"gemma2", gemma2_from_gguf},
     GgufEntry{"gemma3", gemma3_from_gguf},       GgufEntry{"qwen3next", qwen3_next_from_gguf},
-    GgufEntry{"deepseek2", deepseek2_from_gguf}, GgufEntry{"gpt-oss", gpt_oss_from_gguf},
+    GgufEntry{"deepseek2", deepseek2_from_gguf}, GgufEntry{"deepseek32", deepseek32_from_gguf},
+    GgufEntry{"glm-dsa", glm_dsa_from_gguf},     GgufEntry{"gpt-oss", gpt_oss_from_gguf},
 };
 
 // The least number of letters to add, take away or change until one name is the other.

@@ -79,8 +79,10 @@ constexpr auto kHarmless = std::to_array({
     // Said once more in another place, or of another form of the same model, which references pass over.
     "_sliding_window_pattern"sv,
     "experts_per_token"sv,
+    "first_k_dense_replace"sv,
     "full_attention_interval"sv,
     "full_attn_mod"sv,
+    "index_share_for_mtp_iteration"sv,
     "initial_context_length"sv,
     "interpolate_factor"sv,
     "max_window_layers"sv,

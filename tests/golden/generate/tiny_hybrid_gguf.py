@@ -62,12 +62,17 @@ DEEPSEEK = COMMON | {
     "mlp.shared_experts.gate_proj.weight": "ffn_gate_shexp.weight",
     "mlp.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
     "mlp.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+    "self_attn.indexer.wq_b.weight": "indexer.attn_q_b.weight",
+    "self_attn.indexer.wk.weight": "indexer.attn_k.weight",
+    "self_attn.indexer.weights_proj.weight": "indexer.proj.weight",
+    "self_attn.indexer.k_norm.weight": "indexer.k_norm.weight",
+    "self_attn.indexer.k_norm.bias": "indexer.k_norm.bias",
 }
 
 
 def kind_of(name, values):
     """Vectors, routers and convolutions stay fp32."""
-    small = values.ndim == 1 or any(part in name for part in ("gate_inp", "conv1d"))
+    small = values.ndim == 1 or any(part in name for part in ("gate_inp", "conv1d", "indexer.proj"))
     return Q.F32 if small else Q.BF16
 
 
@@ -167,13 +172,13 @@ def qwen3next(folder, out):
     finish(w)
 
 
-def deepseek2(folder, out, split=True):
+def deepseek(folder, out, architecture, split=True):
     """`split`: keys and values of heads in two tensors, as newer files have them."""
     c = json.load(open(f"{folder}/config.json"))
     heads, nope, dv = c["num_attention_heads"], c["qk_nope_head_dim"], c["v_head_dim"]
     rank, turned = c["kv_lora_rank"], c["qk_rope_head_dim"]
     sizes = {"head_dim": rank + turned, "v_head_dim": rank} if split else {"head_dim": nope + turned}
-    w = writer(out, "deepseek2", c | {"num_key_value_heads": 1} | sizes)
+    w = writer(out, architecture, c | {"num_key_value_heads": 1} | sizes)
     w.add_vocab_size(c["vocab_size"])
     w.add_q_lora_rank(c["q_lora_rank"])
     w.add_kv_lora_rank(rank)
@@ -198,6 +203,12 @@ def deepseek2(folder, out, split=True):
         w.add_rope_scaling_factor(rope["factor"])
         w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         w.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if "index_topk" in c:
+        w.add_indexer_head_count(c["index_n_heads"])
+        w.add_indexer_key_length(c["index_head_dim"])
+        w.add_indexer_top_k(c["index_topk"])
+    if "indexer_types" in c:
+        w.add_array(f"{architecture}.attention.indexer.types", [kind == "full" for kind in c["indexer_types"]])
     tensors = read_safetensors(f"{folder}/model.safetensors")
     layers = c["num_hidden_layers"]
     tensors = {n: t for n, t in tensors.items() if n in NAMES or int(n.split(".")[2]) < layers}
@@ -215,13 +226,26 @@ def deepseek2(folder, out, split=True):
     finish(w)
 
 
+def deepseek2(folder, out):
+    deepseek(folder, out, "deepseek2")
+
+
 def older_deepseek2(folder, out):
-    deepseek2(folder, out, split=False)
+    deepseek(folder, out, "deepseek2", split=False)
+
+
+def deepseek32(folder, out):
+    deepseek(folder, out, "deepseek32")
+
+
+def glm_dsa(folder, out):
+    deepseek(folder, out, "glm-dsa")
 
 
 def main():
     models = sys.argv[1]
-    twins = (("qwen3_5", qwen35), ("qwen3_next", qwen3next), ("glm4_moe_lite", older_deepseek2), ("deepseek_v3", deepseek2))
+    twins = (("qwen3_5", qwen35), ("qwen3_next", qwen3next), ("glm4_moe_lite", older_deepseek2), ("deepseek_v3", deepseek2),
+             ("deepseek_v32", deepseek32), ("glm_moe_dsa", glm_dsa))
     for name, write in twins:
         write(f"{models}/{name}", f"{models}/gguf/{name}.gguf")
 
