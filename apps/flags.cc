@@ -76,6 +76,7 @@ struct FlagTexts {
   int block_size = 0;
   bool no_prefix_caching = false;
   std::string generation_config = "auto";  // of serve alone
+  bool auto_tool_choice = true;            // of serve alone
 };
 
 void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
@@ -129,6 +130,12 @@ void add_serve_flags(CLI::App& app, ServeFlags& f, FlagTexts& t) {
   app.add_option("--api-key", f.api_keys, "Keys that clients must send one of")->expected(1, 64);
   app.add_option("--served-model-name", f.served_model_names, "Names of the model in the API")->expected(1, 64);
   app.add_option("--chat-template", f.chat_template, "A Jinja file, or the template itself");
+  app.add_option("--tool-call-parser", f.tool_call_parser,
+                 "How the model writes calls of tools: auto (by its chat template), none, or a format of docs/api.md")
+      ->capture_default_str();
+  app.add_option("--reasoning-parser", f.reasoning_parser, "How the model writes its reasoning: auto, none or a format")
+      ->capture_default_str();
+  app.add_flag("--enable-auto-tool-choice", t.auto_tool_choice, "Look for calls where a request has tools; always on");
   app.add_option("--generation-config", t.generation_config,
                  "auto: the sampling defaults of generation_config.json; vllm: none of them")
       ->capture_default_str()

@@ -18,7 +18,9 @@ struct ServeFlags {
   uint16_t port = 8000;
   std::vector<std::string> api_keys;
   std::vector<std::string> served_model_names;
-  std::string chat_template;      // a file, or the template itself
+  std::string chat_template;  // a file, or the template itself
+  std::string tool_call_parser = "auto";
+  std::string reasoning_parser = "auto";
   bool generation_config = true;  // its sampling defaults count
   int drain_timeout_seconds = 30;
 };

@@ -9,6 +9,7 @@
 #include <future>
 #include <thread>
 
+#include "api/parsers/output_parser.h"
 #include "api/service.h"
 #include "base/log.h"
 #include "commands.h"
@@ -74,6 +75,25 @@ TextResult load_model_text(const ServeFlags& flags) {
   return text;
 }
 
+// What the flags name, or else what the template tells.
+Result<api::OutputFormats> output_formats(const ServeFlags& flags, std::string_view chat_template) {
+  api::OutputFormats formats = api::formats_of(chat_template);
+  const auto wrong = [](const Error& error, const char* flag) {
+    return fail(ErrorKind::kInvalidRequest, fmt::format("{}: {}", flag, error.message), flag);
+  };
+  if (flags.tool_call_parser != "auto") {
+    auto named = api::tool_format(flags.tool_call_parser);
+    if (!named) return wrong(named.error(), "--tool-call-parser");
+    formats.tools = *named;
+  }
+  if (flags.reasoning_parser != "auto") {
+    auto named = api::reasoning_format(flags.reasoning_parser);
+    if (!named) return wrong(named.error(), "--reasoning-parser");
+    formats.reasoning = *named;
+  }
+  return formats;
+}
+
 // A bar on a terminal, one line a quarter elsewhere.
 std::function<void(double)> progress_bar() {
   const bool terminal = isatty(STDERR_FILENO) == 1;
@@ -100,6 +120,12 @@ void say_defaults(const ServeFlags& flags, const api::SamplingDefaults& defaults
   log::info(!flags.generation_config ? "sampling defaults: vLLM's own, as --generation-config says"
             : text.empty()           ? "sampling defaults: vLLM's own, since the model names none"
                                      : fmt::format("sampling defaults of the model: {}", text));
+}
+
+void say_formats(const api::OutputFormats& formats) {
+  const std::string text = api::describe(formats);
+  log::info(text.empty() ? "answers of chats are taken as they are: the template tells of no calls and no reasoning"
+                         : fmt::format("answers of chats are read as the template tells: {}", text));
 }
 
 void say_ready(const net::Server& server, const ServeFlags& flags, const ModelInfo& info, double seconds) {
@@ -136,17 +162,22 @@ int load_and_serve(const ServeFlags& flags, const api::SamplingDefaults& default
   std::optional<text::GrammarCompiler> grammars;
   if (*model_text) {
     backend.tokenizer = &(*model_text)->tokenizer;
-    if ((*model_text)->chat_template) backend.chat_template = &*(*model_text)->chat_template;
+    if ((*model_text)->chat_template) {
+      backend.chat_template = &*(*model_text)->chat_template;
+      backend.formats = *output_formats(flags, backend.chat_template->source());
+    }
     backend.text_digest = hex((*model_text)->digest);
     const ModelInfo& info = (*engine)->info();
     backend.grammars = &grammars.emplace((*model_text)->tokenizer, info.end_tokens, info.vocab_size);
   } else {
     log::info("the model has no tokenizer: prompts and answers are token ids only");
   }
+  const api::OutputFormats formats = backend.formats;
   service.open(std::move(backend));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   if (!server.stopping()) {
     say_defaults(flags, defaults);
+    say_formats(formats);
     say_ready(server, flags, (*engine)->info(), seconds.count());
   }
   io.join();
@@ -176,6 +207,7 @@ int serve(const ServeFlags& given) {
     const auto path = std::filesystem::weakly_canonical(flags.engine.model);
     flags.served_model_names = {path.extension() == ".gguf" ? path.stem().string() : path.filename().string()};
   }
+  if (auto known = output_formats(flags, ""); !known) return report(known.error());
   net::ServerOptions options;
   options.host = flags.host;
   options.port = flags.port;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "api/parsers/output_parser.h"
 #include "quire/engine.h"
 
 namespace quire::text {
@@ -25,6 +26,7 @@ struct Backend {
   const text::Tokenizer* tokenizer = nullptr;         // null: token ids in and out alone
   const text::ChatTemplate* chat_template = nullptr;  // null: no chat
   const text::GrammarCompiler* grammars = nullptr;    // null: no structured outputs
+  OutputFormats formats = {};                         // in which it writes calls and reasoning
   std::string text_digest = {};                       // of tokenizer and template; part of the system fingerprint
 };
 

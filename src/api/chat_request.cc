@@ -1,9 +1,13 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <limits>
 
 #include "api/json_writer.h"
 #include "api/request_common.h"
+#include "api/tools.h"
 #include "base/utf8.h"
 
 namespace quire::api {
@@ -145,17 +149,14 @@ std::string read_template_kwargs(ObjectReader& in) {
   return json_text(*value);
 }
 
-// Returns whether tools go into the prompt.
-bool read_tool_choice(ObjectReader& in) {
-  in.unsupported("functions");
-  in.unsupported("function_call");
-  const auto choice = in.any("tool_choice");
-  if (!choice) return true;
-  if (choice->is_string() && std::string_view(*choice) == "none") return false;
-  if (choice->is_string() && std::string_view(*choice) == "auto") return true;
-  in.fail("tool_choice", fmt::format("tool_choice may be \"auto\" or \"none\" here, not {}", shown(*choice)),
-          ErrorKind::kUnsupported);
-  return false;
+std::string read_effort(ObjectReader& in) {
+  constexpr std::array<std::string_view, 6> kEfforts = {"none", "minimal", "low", "medium", "high", "xhigh"};
+  const auto effort = in.string("reasoning_effort");
+  if (!effort) return {};
+  if (std::ranges::find(kEfforts, *effort) == kEfforts.end())
+    in.fail("reasoning_effort",
+            fmt::format("reasoning_effort may be {}, not {}", fmt::join(kEfforts, ", "), in_quotes(*effort)));
+  return *effort;
 }
 
 void read_chat_logprobs(ObjectReader& in, SamplingParams& sampling) {
@@ -167,14 +168,15 @@ void read_chat_logprobs(ObjectReader& in, SamplingParams& sampling) {
 
 }  // namespace
 
-ChatPrompt read_chat_prompt(ObjectReader& in) {
+ChatPrompt read_chat_prompt(ObjectReader& in, ToolUse& use) {
   ChatPrompt prompt;
   read_messages(in, prompt);
-  const bool with_tools = read_tool_choice(in);
-  prompt.tools = read_list(in, "tools");
-  if (!with_tools) prompt.tools.clear();
+  use = read_tools(in);
+  if (!in.failure() && !use.tools.empty() && use.choice != ToolUse::Choice::kNone)
+    prompt.tools = json_text(*in.any("tools"));
   prompt.documents = read_list(in, "documents");
   prompt.kwargs = read_template_kwargs(in);
+  prompt.reasoning_effort = read_effort(in);
   prompt.continue_final_message = in.boolean("continue_final_message").value_or(false);
   const auto generate = in.boolean("add_generation_prompt");
   if (generate.value_or(false) && prompt.continue_final_message) {
@@ -189,8 +191,16 @@ Result<Parsed<ChatRequest>> parse_chat(std::string_view body, const ParseLimits&
   const auto document = JsonDocument::parse(body);
   if (!document) return std::unexpected(document.error());
   ObjectReader in(document->root(), "");
-  ChatRequest request{.options = read_options(in, limits), .prompt = read_chat_prompt(in)};
+  ChatRequest request{.options = read_options(in, limits)};
+  request.prompt = read_chat_prompt(in, request.tool_use);
+  request.include_reasoning = in.boolean("include_reasoning").value_or(true);
   GenerationOptions& options = request.options;
+  if (auto grammar = in.failure() ? std::nullopt : forced_calls(request.tool_use)) {
+    if (options.grammar)
+      in.fail("tool_choice",
+              fmt::format("tool_choice asks for a call, and {} for something else", options.grammar->param));
+    options.grammar = std::move(grammar);
+  }
   read_chat_logprobs(in, options.sampling);
   constexpr int64_t kMost = std::numeric_limits<int>::max();
   const auto older = in.integer("max_tokens", 1, kMost);
@@ -216,7 +226,8 @@ Result<Parsed<TokenizeRequest>> parse_tokenize(std::string_view body) {
   TokenizeRequest request{.model = in.string("model")};
   request.text = in.string("prompt");
   if (in.any("messages")) {
-    request.chat = read_chat_prompt(in);
+    ToolUse use;
+    request.chat = read_chat_prompt(in, use);
     if (request.text) in.fail("prompt", "give either prompt or messages");
   } else if (!request.text) {
     in.fail("prompt", "prompt is missing");

@@ -24,13 +24,15 @@ std::string_view name_of(FinishReason reason) {
 
 }  // namespace
 
-Choice::Choice(const GenerationOptions& options, const text::Tokenizer* tokenizer, std::span<const TokenId> end_tokens)
+Choice::Choice(const GenerationOptions& options, const text::Tokenizer* tokenizer, std::span<const TokenId> end_tokens,
+               std::vector<TokenId> shown)
     : matcher_(options.stop),
       end_tokens_(end_tokens.begin(), end_tokens.end()),
       min_tokens_(options.sampling.min_tokens),
       keep_stop_(options.include_stop_str_in_output) {
   if (tokenizer != nullptr) {
-    detokenizer_.emplace(*tokenizer, text::DetokenizeOptions{.skip_special = options.skip_special_tokens});
+    detokenizer_.emplace(
+        *tokenizer, text::DetokenizeOptions{.skip_special = options.skip_special_tokens, .shown = std::move(shown)});
   }
 }
 

@@ -29,8 +29,10 @@ class Choice {
     std::vector<PositionLogprobs> logprobs = {};
   };
 
-  // `tokenizer` may be null: then there is no text. `end_tokens` are the model's own.
-  Choice(const GenerationOptions& options, const text::Tokenizer* tokenizer, std::span<const TokenId> end_tokens);
+  // `tokenizer` may be null: then there is no text. `end_tokens` are the model's own; `shown` are special tokens that
+  // are part of the text in any case.
+  Choice(const GenerationOptions& options, const text::Tokenizer* tokenizer, std::span<const TokenId> end_tokens,
+         std::vector<TokenId> shown = {});
 
   // The update's tokens stay its own.
   Delta accept(Update&& update);

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <ctime>
+#include <span>
 
 #include "api/error_reply.h"
 #include "api/explain.h"
 #include "base/log.h"
+#include "base/sha256.h"
 
 namespace quire::api {
 namespace {
@@ -33,6 +35,15 @@ std::string header_list(const std::vector<std::string>& names) {
     list += name;
   }
   return list;
+}
+
+// Of prompt and seed: another turn of a chat has other ids.
+std::string call_key_of(const Plan& plan) {
+  Sha256 hash;
+  for (const auto& prompt : plan.prompts) hash.update(std::as_bytes(std::span(prompt)));
+  hash.update(std::as_bytes(std::span(&plan.seed, 1)));
+  const Sha256Digest digest = hash.finish();
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
 }  // namespace
@@ -80,8 +91,12 @@ void Generation::plan(const std::string& body, uint64_t random_seed) {
            .tokens_as_ids = options.return_tokens_as_token_ids,
            // Without text, ids are all there is to say.
            .return_token_ids = options.return_token_ids || context_.backend.tokenizer == nullptr};
+  if (chat_) call_key_ = call_key_of(plan_);
   for (size_t i = 0; i < plan_.answers(); ++i) {
-    answers_.push_back({.choice = Choice(options, context_.backend.tokenizer, context_.backend.info->end_tokens)});
+    auto parser = chat_ ? new_parser() : nullptr;
+    Choice choice(options, context_.backend.tokenizer, context_.backend.info->end_tokens,
+                  parser ? context_.marker_tokens : std::vector<TokenId>());
+    answers_.push_back({.choice = std::move(choice), .parser = std::move(parser)});
     if (plan_.echo) answers_[i].text = echo_text(i);
   }
   submit();
@@ -104,6 +119,13 @@ void Generation::submit() {
   } else {
     exchange_->post([self = shared_from_this(), error = ids.error()] { self->fail(error); });
   }
+}
+
+std::unique_ptr<OutputParser> Generation::new_parser() const {
+  const ToolUse& use = plan_.tool_use;
+  if (use.choice == ToolUse::Choice::kNamed) return make_arguments_parser(use.named);
+  if (use.choice == ToolUse::Choice::kRequired) return make_calls_parser(use.tools);
+  return make_output_parser(context_.backend.formats, use.tools, plan_.prompt_end);
 }
 
 std::string Generation::echo_text(size_t answer) const {
@@ -239,7 +261,19 @@ void Generation::answer_ended(size_t index, const std::optional<Error>& error) {
 }
 
 void Generation::keep(Answer& answer, Choice::Delta delta) {
-  answer.text += delta.text;
+  if (answer.parser) {
+    answer.parser->feed(delta.text, answer.pieces);
+    if (answer.choice.finished()) answer.parser->finish(answer.pieces);
+    std::erase_if(answer.pieces, [&](const OutputPiece& piece) {
+      return (piece.kind == OutputPiece::Kind::kReasoning && !plan_.include_reasoning) ||
+             (piece.call > 0 && !plan_.tool_use.parallel);
+    });
+    answer.called = answer.called || std::ranges::any_of(answer.pieces, [](const OutputPiece& piece) {
+                      return piece.kind == OutputPiece::Kind::kCall;
+                    });
+  } else {
+    answer.text += delta.text;
+  }
   answer.tokens.insert(answer.tokens.end(), delta.tokens.begin(), delta.tokens.end());
   std::ranges::move(delta.logprobs, std::back_inserter(answer.logprobs));
 }
@@ -263,13 +297,22 @@ Usage Generation::usage() const {
   return usage;
 }
 
+// A named tool is no news: OpenAI says "stop" of it.
+std::string_view Generation::finish_reason(const Answer& answer) const {
+  const std::string_view reason = answer.choice.finish_reason();
+  const bool calls = answer.called && plan_.tool_use.choice != ToolUse::Choice::kNamed;
+  return reason == "stop" && calls ? "tool_calls" : reason;
+}
+
 AnswerPiece Generation::piece_of(size_t index) const {
   const Answer& answer = answers_[index];
   AnswerPiece piece{.index = static_cast<int>(index),
                     .first = !answer.started,
                     .text_offset = answer.text_offset,
-                    .finish_reason = answer.choice.finish_reason(),
+                    .finish_reason = finish_reason(answer),
                     .stop_reason = answer.choice.stop_reason(),
+                    .parsed = answer.parser != nullptr,
+                    .call_key = call_key_,
                     .echo = plan_.echo};
   piece.prompt = plan_.prompts[index / static_cast<size_t>(plan_.options.n)];
   if (plan_.options.sampling.prompt_logprobs) piece.prompt_logprobs = answers_[first_answer(index)].prompt_logprobs;
@@ -309,11 +352,12 @@ void Generation::send_chunk(size_t index) {
   AnswerPiece piece = piece_of(index);
   piece.echo = plan_.echo && piece.first;
   piece.text = answer.text;
+  piece.pieces = answer.pieces;
   piece.tokens = answer.tokens;
   const bool logprobs = plan_.options.sampling.logprobs.has_value();
   if (logprobs) piece.logprobs = answer.logprobs;
   const bool says_tokens = !answer.tokens.empty() && (logprobs || head_.return_token_ids);
-  if (answer.text.empty() && !says_tokens && !answer.choice.finished()) return;
+  if (answer.text.empty() && answer.pieces.empty() && !says_tokens && !answer.choice.finished()) return;
   std::optional<Usage> usage_now;
   if (plan_.options.include_usage && plan_.options.continuous_usage_stats) usage_now = usage();
   if (!plan_.options.include_usage) piece.quire = answer.quire;  // else the chunk with usage is the last
@@ -322,6 +366,7 @@ void Generation::send_chunk(size_t index) {
     answer.text_offset += offset_of(head_, answer.tokens) + (piece.echo ? offset_of(head_, piece.prompt) : 0);
   answer.started = true;
   answer.text.clear();
+  answer.pieces.clear();
   answer.tokens.clear();
   answer.logprobs.clear();
 }
@@ -343,6 +388,7 @@ void Generation::send_body() {
       const Answer& answer = answers_[i];
       pieces.push_back(piece_of(i));
       pieces.back().text = answer.text;
+      pieces.back().pieces = answer.pieces;
       pieces.back().tokens = answer.tokens;
       pieces.back().quire = answer.quire;
       if (plan_.options.sampling.logprobs) pieces.back().logprobs = answer.logprobs;

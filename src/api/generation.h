@@ -33,6 +33,7 @@ struct GenerationContext {
   Metrics& metrics;
   WorkerPool& pool;
   std::string fingerprint;
+  std::vector<TokenId> marker_tokens;  // special ones that output parsers must see
 };
 
 class Generation final : public Task, public std::enable_shared_from_this<Generation> {
@@ -50,7 +51,10 @@ class Generation final : public Task, public std::enable_shared_from_this<Genera
   // One answer: its Choice, and what is kept of it for a body or for the next chunk.
   struct Answer {
     Choice choice;
+    std::unique_ptr<OutputParser> parser = {};  // null: all of it is `text`
     std::string text = {};
+    std::vector<OutputPiece> pieces = {};
+    bool called = false;  // a tool
     std::vector<TokenId> tokens = {};
     std::vector<PositionLogprobs> logprobs = {};
     std::vector<PositionLogprobs> prompt_logprobs = {};
@@ -104,6 +108,8 @@ class Generation final : public Task, public std::enable_shared_from_this<Genera
   // The first answer to the same prompt: the one whose request brings the prompt's log-probabilities.
   size_t first_answer(size_t index) const { return index - index % static_cast<size_t>(plan_.options.n); }
   std::string echo_text(size_t answer) const;
+  std::unique_ptr<OutputParser> new_parser() const;
+  std::string_view finish_reason(const Answer& answer) const;
   AnswerPiece piece_of(size_t index) const;
   Usage usage() const;
   Headers headers() const;
@@ -120,6 +126,7 @@ class Generation final : public Task, public std::enable_shared_from_this<Genera
   Plan plan_;
   ReplyHead head_;
   std::vector<Answer> answers_;
+  std::string call_key_;  // what ids of calls are made of
 
   Inbox inbox_;
   Update taken_;  // the io thread's: empty, with memory that goes back to the inbox

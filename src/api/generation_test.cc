@@ -329,7 +329,7 @@ TEST_F(ServiceTest, Chats) {
   open();
   const auto exchange =
       submit("/v1/chat/completions", R"({"messages":[{"role":"system","content":"S"},{"role":"user","content":"hi"}],
-      "logprobs":true,"top_logprobs":1,"chat_template_kwargs":{"mood":"glad"},"tools":[{"type":"function"}]})");
+      "logprobs":true,"top_logprobs":1,"chat_template_kwargs":{"mood":"glad"},"tools":[{"type":"function","function":{"name":"f"}}]})");
   EXPECT_EQ(engine_.request(0).prompt, bytes_of("[system]S|[user]hiT1(glad)|[assistant]"));
   EXPECT_EQ(engine_.request(0).sampling.max_tokens, INT32_MAX);  // to the end of the context
   engine_.send(0, {.tokens = {'o', 'k'},

@@ -15,6 +15,8 @@ namespace {
 
 // Bytes of text that one token stands for at the very most.
 constexpr size_t kLongestPiece = 256;
+// Of a rendered chat, to see whether it opens the answer's reasoning.
+constexpr size_t kPromptEnd = 64;
 // Bytes that are tokenised in any case, so that an error can say how many tokens they are.
 constexpr size_t kQuicklyDone = 1 << 20;
 
@@ -44,6 +46,7 @@ std::string template_options(const ChatPrompt& chat) {
   json.key("add_generation_prompt").value(chat.add_generation_prompt);
   if (!chat.tools.empty()) json.key("tools").raw(chat.tools);
   if (!chat.documents.empty()) json.key("documents").raw(chat.documents);
+  if (!chat.reasoning_effort.empty()) json.key("reasoning_effort").value(chat.reasoning_effort);
   if (chat.kwargs.size() > 2) json.raw(std::string_view(chat.kwargs).substr(1, chat.kwargs.size() - 2));
   json.end_object();
   return text;
@@ -206,7 +209,7 @@ Result<std::vector<TokenId>> tokenize_text(std::string_view text, bool add_speci
   return backend.tokenizer->encode(text, {.add_special = add_special, .parse_special = true});
 }
 
-Result<std::vector<TokenId>> tokenize_chat(const ChatPrompt& chat, const Backend& backend) {
+Result<std::string> render_chat(const ChatPrompt& chat, const Backend& backend) {
   if (backend.tokenizer == nullptr || backend.chat_template == nullptr) {
     return fail(ErrorKind::kUnsupported,
                 fmt::format("this model has no {}: use /v1/completions",
@@ -220,7 +223,7 @@ Result<std::vector<TokenId>> tokenize_chat(const ChatPrompt& chat, const Backend
     if (!rendered) return std::unexpected(rendered.error());
   }
   if (auto fits = check_size(*rendered, "messages", backend); !fits) return std::unexpected(fits.error());
-  return tokenize_text(*rendered, chat.add_special_tokens, backend);
+  return rendered;
 }
 
 Result<Plan> plan_completion(std::string_view body, const Backend& backend, const ServiceOptions& service,
@@ -245,9 +248,17 @@ Result<Plan> plan_chat(std::string_view body, const Backend& backend, const Serv
   if (!parsed) return std::unexpected(parsed.error());
   ChatRequest& request = parsed->request;
   if (auto known = check_model(request.options.model, service); !known) return std::unexpected(known.error());
-  auto ids = tokenize_chat(request.prompt, backend);
+  auto rendered = render_chat(request.prompt, backend);
+  if (!rendered) return std::unexpected(rendered.error());
+  auto ids = tokenize_text(*rendered, request.prompt.add_special_tokens, backend);
   if (!ids) return std::unexpected(ids.error());
-  Plan plan{.options = std::move(request.options), .chat = true, .ignored_fields = std::move(parsed->ignored_fields)};
+  Plan plan{.options = std::move(request.options),
+            .chat = true,
+            .prompt_end = rendered->substr(rendered->size() - std::min(rendered->size(), kPromptEnd)),
+            .tool_use = std::move(request.tool_use),
+            .include_reasoning = request.include_reasoning,
+            .ignored_fields = std::move(parsed->ignored_fields)};
+  if (plan.tool_use.choice == ToolUse::Choice::kNone) plan.tool_use.tools.clear();
   plan.prompts.push_back(std::move(*ids));
   return finish_plan(std::move(plan), backend, service, random_seed);
 }

@@ -23,6 +23,9 @@ struct Plan {
   bool echo = false;
   bool answer_wanted = true;  // false: an echo of the prompt alone, for which the engine still makes one token
   std::vector<std::vector<TokenId>> prompts = {};
+  std::string prompt_end = {};  // the last bytes of a chat's rendered text
+  ToolUse tool_use = {};        // of a chat
+  bool include_reasoning = true;
   uint64_t seed = 0;
   bool seed_chosen = false;                           // by us, for a request that samples: the client is told
   std::shared_ptr<const Constraint> constraint = {};  // of all answers; null: they are free
@@ -42,8 +45,8 @@ Result<Plan> plan_chat(std::string_view body, const Backend& backend, const Serv
 
 // kNotFound if `model` is given and no served name.
 Result<void> check_model(const std::optional<std::string>& model, const ServiceOptions& service);
-// The ids of a chat as its template renders it.
-Result<std::vector<TokenId>> tokenize_chat(const ChatPrompt& chat, const Backend& backend);
+// The chat as its template renders it.
+Result<std::string> render_chat(const ChatPrompt& chat, const Backend& backend);
 // Text so long that it cannot fit, whatever its tokens, is refused before it costs any work; `param` is its field.
 Result<void> check_size(std::string_view text, const char* param, const Backend& backend);
 Result<std::vector<TokenId>> tokenize_text(std::string_view text, bool add_special, const Backend& backend);

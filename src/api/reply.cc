@@ -1,7 +1,12 @@
 #include "api/reply.h"
 
+#include <fmt/format.h>
+
+#include <utility>
+
 #include "api/json_writer.h"
 #include "api/logprobs_json.h"
+#include "base/sha256.h"
 
 namespace quire::api {
 namespace {
@@ -21,6 +26,16 @@ void write_usage(JsonWriter& json, const Usage& usage) {
   json.key("total_tokens").value(usage.prompt_tokens + usage.completion_tokens);
   json.key("prompt_tokens_details").begin_object().key("cached_tokens").value(usage.cached_tokens).end_object();
   json.end_object();
+}
+
+// Of 9 letters and digits, since Mistral's templates take no other.
+std::string call_id(std::string_view key, int answer, int call) {
+  const std::string text = fmt::format("{}/{}/{}", key, answer, call);
+  const Sha256Digest digest = sha256(std::as_bytes(std::span(text)));
+  constexpr std::string_view kLetters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  std::string id;
+  for (size_t i = 0; i < 9; ++i) id += kLetters[std::to_integer<size_t>(digest[i]) % kLetters.size()];
+  return id;
 }
 
 void write_ids(JsonWriter& json, std::span<const TokenId> ids) {
@@ -73,10 +88,64 @@ void write_prompt_ids(JsonWriter& json, const AnswerPiece& piece) {
   write_ids(json.key("prompt_token_ids"), piece.prompt);
 }
 
+// The call that begins at pieces[0], or, in a stream, goes on there; returns how many pieces it has.
+size_t write_call(JsonWriter& json, const AnswerPiece& piece, std::span<const OutputPiece> pieces, bool chunk) {
+  const OutputPiece& first = pieces.front();
+  const bool begins = first.kind == OutputPiece::Kind::kCall;
+  size_t count = begins ? 1 : 0;
+  std::string arguments;
+  for (; count < pieces.size() && pieces[count].kind == OutputPiece::Kind::kArguments; ++count)
+    arguments += pieces[count].text;
+  json.begin_object();
+  if (chunk) json.key("index").value(first.call);
+  if (begins) json.key("id").value(call_id(piece.call_key, piece.index, first.call)).key("type").value("function");
+  json.key("function").begin_object();
+  if (begins) json.key("name").value(first.text);
+  json.key("arguments").value(arguments);
+  json.end_object().end_object();
+  return count;
+}
+
+void write_calls(JsonWriter& json, const AnswerPiece& piece, bool chunk) {
+  std::span<const OutputPiece> rest = piece.pieces;
+  bool any = false;
+  while (!rest.empty()) {
+    const bool call = rest[0].kind == OutputPiece::Kind::kCall || rest[0].kind == OutputPiece::Kind::kArguments;
+    if (call && !std::exchange(any, true)) json.key("tool_calls").begin_array();
+    rest = rest.subspan(call ? write_call(json, piece, rest, chunk) : 1);
+  }
+  if (any) json.end_array();
+}
+
+// What is said, reasoned and called: in a stream what there is of it, in a body content in any case.
+void write_pieces(JsonWriter& json, const AnswerPiece& piece, bool chunk) {
+  std::string content, reasoning;
+  for (const OutputPiece& part : piece.pieces) {
+    if (part.kind == OutputPiece::Kind::kContent) content += part.text;
+    if (part.kind == OutputPiece::Kind::kReasoning) reasoning += part.text;
+  }
+  if (!reasoning.empty()) json.key("reasoning").value(reasoning).key("reasoning_content").value(reasoning);
+  if (!content.empty() || (chunk && piece.pieces.empty())) {
+    json.key("content").value(content);
+  } else if (!chunk) {
+    json.key("content");
+    if (piece.pieces.empty()) {
+      json.value("");
+    } else {
+      json.null();
+    }
+  }
+  write_calls(json, piece, chunk);
+}
+
 void write_message(JsonWriter& json, const AnswerPiece& piece, bool chunk) {
   json.key(chunk ? "delta" : "message").begin_object();
   if (piece.first) json.key("role").value("assistant");
-  json.key("content").value(piece.text);
+  if (piece.parsed) {
+    write_pieces(json, piece, chunk);
+  } else {
+    json.key("content").value(piece.text);
+  }
   if (!chunk) json.key("refusal").null();
   json.end_object();
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "api/choice.h"
+#include "api/parsers/output_parser.h"
 #include "quire/request.h"
 #include "text/tokenizer.h"
 
@@ -47,7 +48,11 @@ struct AnswerPiece {
   // Of the prompt's positions from the second on; absent: not asked for.
   std::optional<std::span<const PositionLogprobs>> prompt_logprobs = {};
   std::string_view quire = {};  // JSON of the reply's object of that name; empty: not asked for, or not the last chunk
-  bool echo = false;            // the prompt's tokens go before those of the answer in a completion's logprobs
+  // Instead of text, where the answer's format is known.
+  bool parsed = false;
+  std::span<const OutputPiece> pieces = {};
+  std::string_view call_key = {};  // what ids of calls are made of
+  bool echo = false;               // the prompt's tokens go before those of the answer in a completion's logprobs
 };
 
 // One chunk of a stream; with `usage` if it is given, with "usage": null if only `say_usage`.

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "api/parsers/output_parser.h"
 #include "quire/error.h"
 #include "quire/request.h"
 #include "text/grammar.h"
@@ -81,15 +82,28 @@ struct ChatPrompt {
   std::string tools = {};      // a list, or empty
   std::string documents = {};  // a list, or empty
   std::string kwargs = {};     // an object, or empty
+  std::string reasoning_effort = {};
   bool add_generation_prompt = true;
   bool continue_final_message = false;
   bool add_special_tokens = false;
   std::string final_content = {};  // the last message's, where it is to be continued
 };
 
+// Which tools a chat's answer may call.
+struct ToolUse {
+  enum class Choice : uint8_t { kNone, kAuto, kRequired, kNamed };
+
+  std::vector<ToolSpec> tools = {};
+  Choice choice = Choice::kAuto;
+  std::string named = {};  // one of them, with kNamed
+  bool parallel = true;    // more than one call in an answer
+};
+
 struct ChatRequest {
   GenerationOptions options;
-  ChatPrompt prompt;
+  ChatPrompt prompt = {};
+  ToolUse tool_use = {};
+  bool include_reasoning = true;
 };
 
 struct TokenizeRequest {

@@ -9,8 +9,8 @@ namespace quire::api {
 // Reads everything of `GenerationOptions` but what the two endpoints name differently: max_tokens, logprobs.
 GenerationOptions read_options(ObjectReader& in, const ParseLimits& limits);
 
-// The chat template's part, of a chat or a tokenize request.
-ChatPrompt read_chat_prompt(ObjectReader& in);
+// The chat template's part, of a chat or a tokenize request; the tools that are part of it go into `use`.
+ChatPrompt read_chat_prompt(ObjectReader& in, ToolUse& use);
 
 inline constexpr int kMaxLogprobs = 20;
 

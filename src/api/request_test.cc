@@ -375,17 +375,18 @@ TEST(Chat, NormalisesMessages) {
 
 TEST(Chat, ReadsItsOwnFields) {
   const auto parsed = chat(chat_with(
-      R"("max_tokens":5,"max_completion_tokens":6,"logprobs":true,"top_logprobs":3,"tools":[{"type":"function"}],
+      R"("max_tokens":5,"max_completion_tokens":6,"logprobs":true,"top_logprobs":3,"tools":[{"type":"function","function":{"name":"f"}}],
          "chat_template_kwargs":{"enable_thinking":false},"continue_final_message":true)"));
   ASSERT_TRUE(parsed.has_value()) << parsed.error().message;
   EXPECT_EQ(parsed->request.options.max_tokens, 6);
   EXPECT_EQ(parsed->request.options.sampling.logprobs, 3);
-  EXPECT_EQ(parsed->request.prompt.tools, R"([{"type":"function"}])");
+  EXPECT_EQ(parsed->request.prompt.tools, R"([{"type":"function","function":{"name":"f"}}])");
   EXPECT_EQ(parsed->request.prompt.kwargs, R"({"enable_thinking":false})");
   EXPECT_TRUE(parsed->request.prompt.continue_final_message);
   EXPECT_EQ(parsed->request.prompt.final_content, "hi");
   EXPECT_FALSE(parsed->request.prompt.add_generation_prompt);
-  EXPECT_TRUE(chat(chat_with(R"("tools":[{"a":1}],"tool_choice":"none")"))->request.prompt.tools.empty());
+  EXPECT_TRUE(chat(chat_with(R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none")"))
+                  ->request.prompt.tools.empty());
   EXPECT_EQ(chat(chat_with(R"("logprobs":true)"))->request.options.sampling.logprobs, 0);
   EXPECT_FALSE(chat(chat_with(R"("logprobs":false)"))->request.options.sampling.logprobs.has_value());
 }

@@ -108,6 +108,14 @@ bool is_plain(const Headers& headers) {
   });
 }
 
+std::vector<TokenId> marker_tokens(const Backend& backend) {
+  std::vector<TokenId> ids;
+  if (backend.tokenizer == nullptr) return ids;
+  for (const std::string_view marker : markers_of(backend.formats))
+    if (const auto id = backend.tokenizer->find(marker)) ids.push_back(*id);
+  return ids;
+}
+
 }  // namespace
 
 uint64_t random_64_bits() {
@@ -129,8 +137,9 @@ class Service::Impl {
         fmt::format("{}/{}/{}", backend_.info->fingerprint, backend_.text_digest, text::grammar_engine());
     const std::string defaults = describe(options_.sampling_defaults);
     if (!defaults.empty()) digests += "/" + defaults;
-    context_.emplace(
-        GenerationContext{options_, backend_, *metrics_, pool_, "quire-" + hex(digest_of(digests)).substr(0, 32)});
+    digests += describe(backend_.formats);
+    context_.emplace(GenerationContext{options_, backend_, *metrics_, pool_,
+                                       "quire-" + hex(digest_of(digests)).substr(0, 32), marker_tokens(backend_)});
     open_.store(true, std::memory_order_release);
   }
   void close() { pool_.stop(); }
@@ -296,8 +305,10 @@ HttpResponse Service::Impl::tokenize(const std::string& body) const {
     if (auto fits = check_size(*request.text, "prompt", backend_); !fits)
       return error_response(api_error(fits.error()));
   }
-  const auto ids = request.chat ? tokenize_chat(*request.chat, backend_)
-                                : tokenize_text(*request.text, request.add_special_tokens, backend_);
+  const auto text = request.chat ? render_chat(*request.chat, backend_) : *request.text;
+  if (!text) return error_response(api_error(text.error()));
+  const auto ids =
+      tokenize_text(*text, request.chat ? request.chat->add_special_tokens : request.add_special_tokens, backend_);
   if (!ids) return error_response(api_error(ids.error()));
   HttpResponse response;
   JsonWriter json(response.body);

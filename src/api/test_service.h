@@ -148,9 +148,10 @@ class ServiceTest : public testing::Test {
 
   std::shared_ptr<FakeExchange> new_exchange() { return exchanges_.emplace_back(std::make_shared<FakeExchange>()); }
 
-  void open() {
+  void open(OutputFormats formats = {}) {
     Backend backend = engine_.backend(&tokenizer_, &template_);
     backend.grammars = &grammars_;
+    backend.formats = formats;
     service_.open(std::move(backend));
   }
   void open_without_text() { service_.open(engine_.backend(nullptr, nullptr)); }

@@ -35,7 +35,7 @@ Result<ChatTemplate> ChatTemplate::compile(const ChatTemplateSource& source, Clo
   const int32_t status =
       quire_text_template_compile(borrow(source.text), borrow(source.tool_use), borrow(special_tokens), &raw, &message);
   if (status != QUIRE_TEXT_OK) return failure(status, message);
-  return ChatTemplate(Handle(raw), std::move(clock));
+  return ChatTemplate(Handle(raw), std::move(clock), std::string(source.text) + std::string(source.tool_use));
 }
 
 Result<std::string> ChatTemplate::render(std::string_view messages, std::string_view options) const {

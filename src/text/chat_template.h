@@ -36,16 +36,20 @@ class ChatTemplate {
   // "documents", and any other name the template may use. kInvalidRequest if the template refuses the messages or fails
   // on them.
   Result<std::string> render(std::string_view messages, std::string_view options = "{}") const;
+  // All that it was compiled from.
+  const std::string& source() const { return source_; }
 
  private:
   struct Free {
     void operator()(quire_text_template* chat_template) const;
   };
   using Handle = std::unique_ptr<quire_text_template, Free>;
-  ChatTemplate(Handle handle, Clock clock) : handle_(std::move(handle)), clock_(std::move(clock)) {}
+  ChatTemplate(Handle handle, Clock clock, std::string source)
+      : handle_(std::move(handle)), clock_(std::move(clock)), source_(std::move(source)) {}
 
   Handle handle_;
   Clock clock_;
+  std::string source_;
 };
 
 }  // namespace quire::text

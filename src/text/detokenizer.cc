@@ -8,6 +8,7 @@ namespace quire::text {
 DetokenizeStream::DetokenizeStream(const Tokenizer& tokenizer, DetokenizeOptions options)
     : tokenizer_(&tokenizer),
       skip_special_(options.skip_special),
+      shown_(std::move(options.shown)),
       leading_space_(options.at_start ? tokenizer.leading_space() : LeadingSpace::kKeep) {}
 
 std::string DetokenizeStream::push(TokenId id) {
@@ -17,7 +18,7 @@ std::string DetokenizeStream::push(TokenId id) {
 }
 
 void DetokenizeStream::push_to(std::string& out, TokenId id) {
-  if (skip_special_ && tokenizer_->is_special(id)) return;
+  if (skip_special_ && tokenizer_->is_special(id) && std::ranges::find(shown_, id) == shown_.end()) return;
   std::string_view piece = tokenizer_->piece(id);
   switch (std::exchange(leading_space_, LeadingSpace::kKeep)) {
     case LeadingSpace::kKeep:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "text/tokenizer.h"
 #include "text/utf8_stream.h"
@@ -13,8 +14,9 @@
 namespace quire::text {
 
 struct DetokenizeOptions {
-  bool skip_special = true;  // leave special tokens out of the text
-  bool at_start = false;     // the first token begins a text (rather than continuing a prompt): drop its added space
+  bool skip_special = true;         // leave special tokens out of the text
+  std::vector<TokenId> shown = {};  // but not these
+  bool at_start = false;  // the first token begins a text (rather than continuing a prompt): drop its added space
 };
 
 class DetokenizeStream {
@@ -35,6 +37,7 @@ class DetokenizeStream {
   const Tokenizer* tokenizer_;
   Utf8Stream utf8_;
   bool skip_special_;
+  std::vector<TokenId> shown_;
   LeadingSpace leading_space_;  // still to be done to the first piece
 };
 

@@ -94,6 +94,7 @@ async function answer(question) {
   const began = performance.now();
   let first = 0;
   let text = "";
+  let thoughts = null;
   try {
     const response = await fetch("/v1/chat/completions", {
       method: "POST", headers: headers(), body: body(), signal: abort.signal,
@@ -102,7 +103,12 @@ async function answer(question) {
     for await (const event of events(response.body)) {
       if (event.error) throw new Error(event.error.message);
       const piece = event.choices[0]?.delta?.content ?? "";
-      if (piece && !first) first = performance.now();
+      const thought = event.choices[0]?.delta?.reasoning ?? "";
+      if ((piece || thought) && !first) first = performance.now();
+      if (thought) {
+        if (!thoughts) box.before((thoughts = show("reasoning", "")));
+        thoughts.textContent += thought;
+      }
       text += piece;
       write(text);
       if (event.usage) figures(event.usage, first - began, performance.now() - first, response);
@@ -117,6 +123,7 @@ async function answer(question) {
     // Unanswered, the question must not stand before the next one: templates want turns.
     chat.pop();
     asked.remove();
+    thoughts?.remove();
     box.remove();
     if (chat === messages) element("input").value ||= question;
   }
