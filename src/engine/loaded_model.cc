@@ -26,8 +26,12 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 }
 
 std::string numerics_of(const model::AttentionSpec& a) {
-  return fmt::format("attention {} {} {} {} {} {} {} '{}' {}{}", a.q_heads, a.kv_heads, a.head_dim, a.scale, a.soft_cap,
-                     a.window, a.chunk, a.donor, a.rope, a.gated ? " gated" : "");
+  std::string text = fmt::format("attention {} {} {} {} {} {} {} '{}' {}{}", a.q_heads, a.kv_heads, a.head_dim, a.scale,
+                                 a.soft_cap, a.window, a.chunk, a.donor, a.rope, a.gated ? " gated" : "");
+  if (a.growth.step > 0) text += fmt::format(" growth {} {}", a.growth.step, a.growth.strength);
+  for (const model::NormSpec* norm : {&a.q_norm, &a.k_norm})
+    if (norm->present() && !norm->has_weights()) text += " normed";
+  return text;
 }
 
 std::string numerics_of(const model::GatedDeltaSpec& g) {
@@ -59,7 +63,8 @@ std::string numerics_of(const model::MoeSpec& m) {
   const kernels::RouterShape& r = m.router;
   return fmt::format("{} experts {} of {} {} groups {} of {} by {} {} {}", numerics_of(m.experts.front()), r.chosen,
                      r.experts, static_cast<int>(r.scoring), r.chosen_groups, r.groups, r.group_best, r.renormalise,
-                     r.scaling);
+                     r.scaling) +
+         (m.weighs_inputs ? " of inputs" : "");
 }
 
 // What the configuration contributes to the bits of an answer; the tensors' names and shapes are in their digest.

@@ -16,6 +16,9 @@ constexpr size_t kLogitsBytes = size_t{16} << 20;
 
 float* floats(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
 
+// Null: all weights are 1.
+const float* weights_of(const std::vector<float>& norm) { return norm.empty() ? nullptr : norm.data(); }
+
 size_t bytes_of(int rows, int width) { return static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float); }
 
 struct Widths {
@@ -234,12 +237,15 @@ void Forward::rope_and_norm(const StepBatch& batch, const model::AttentionSpec& 
       float* q = floats(wide_) + static_cast<size_t>(r) * stride;
       float* k = q + static_cast<size_t>(spec.q_heads) * d;
       if (spec.q_norm.present())
-        kernels_->rows->rms_norm({q, d, weights.q_norm.data(), epsilon, spec.q_heads, spec.head_dim, q, d});
+        kernels_->rows->rms_norm({q, d, weights_of(weights.q_norm), epsilon, spec.q_heads, spec.head_dim, q, d});
       if (spec.k_norm.present())
-        kernels_->rows->rms_norm({k, d, weights.k_norm.data(), epsilon, spec.kv_heads, spec.head_dim, k, d});
-      if (spec.rope < 0) continue;
-      const kernels::RopeTable& rope = ropes_[static_cast<size_t>(spec.rope)];
-      kernels::apply_rope(*kernels_, rope, batch.positions[static_cast<size_t>(r)], q, heads, d);
+        kernels_->rows->rms_norm({k, d, weights_of(weights.k_norm), epsilon, spec.kv_heads, spec.head_dim, k, d});
+      const int position = batch.positions[static_cast<size_t>(r)];
+      if (spec.growth.step > 0) {
+        const float factor = kernels::query_factor(spec.growth.step, spec.growth.strength, position);
+        kernels_->rows->scale(q, factor, spec.q_rows(), q);
+      }
+      if (spec.rope >= 0) kernels::apply_rope(*kernels_, ropes_[static_cast<size_t>(spec.rope)], position, q, heads, d);
     }
   });
   charge(Operator::kRope);
@@ -544,7 +550,7 @@ void Forward::experts(int rows, size_t layer, const model::MoeSpec& spec, const 
       moe_.gate_shared(spec, floats(attended_), count);
       output.addend = floats(attended_), output.addend_stride = n;
     }
-    moe_.mix(weights, count, output);
+    moe_.mix(spec, weights, count, output);
     charge(Operator::kDown);
     if (normed) add_normed(all.mlp_post_norm, first, count);
   }

@@ -18,6 +18,7 @@ const float* bias_of(const model::Linear& linear, const model::Linear::Part& par
 // The most of what any expert layer needs.
 struct Sizes {
   int scores = 0, chosen = 0, experts = 0, wide = 0, inner = 0, parts = 0, slices = 0;
+  bool weighed = false;  // inputs
 };
 
 Sizes sizes_of(const model::Model& model) {
@@ -27,6 +28,7 @@ Sizes sizes_of(const model::Model& model) {
     if (spec == nullptr) continue;
     const auto& weights = std::get<model::MoeWeights>(model.layers[i].mlp);
     s.scores = std::max(s.scores, spec->scores.rows());
+    s.weighed |= spec->weighs_inputs;
     s.chosen = std::max(s.chosen, spec->router.chosen);
     s.experts = std::max(s.experts, spec->router.experts);
     s.wide = std::max(s.wide, spec->experts.front().gate_up.rows());
@@ -65,7 +67,9 @@ Result<void> MoeLayers::reserve(const model::Model& model, Allocator& allocator,
   if (s.experts == 0) return {};
   const int pairs = rows * s.chosen;
   const std::pair<Buffer*, int64_t> buffers[] = {{&scores_, int64_t{rows} * s.scores},
-                                                 {&wide_, int64_t{pairs} * s.wide}};
+                                                 {&wide_, int64_t{pairs} * s.wide},
+                                                 {&weighed_, s.weighed ? int64_t{pool_->size()} * hidden_ : 0}};
+  if (s.weighed) ones_.assign(static_cast<size_t>(pairs), 1);
   for (const auto& [buffer, size] : buffers) {
     auto memory = allocator.allocate(static_cast<size_t>(size) * sizeof(float));
     if (!memory) return std::unexpected(memory.error());
@@ -101,15 +105,15 @@ void MoeLayers::route(const model::MoeSpec& spec, const model::MoeWeights& weigh
   pairs_.assign(routes_, spec.router.chosen, spec.router.experts);
 }
 
-// Calls f(group, pair, row of the group) in parallel.
+// Calls f(worker, group, pair, row of the group) in parallel.
 template <class F>
 void MoeLayers::for_each_pair(F f) {
   const auto groups = pairs_.groups();
-  pool_->split(pairs_.count(), [&](int begin, int end) {
+  pool_->split(pairs_.count(), [&](int worker, int begin, int end) {
     size_t g = 0;
     for (int p = begin; p < end; ++p) {
       while (p >= groups[g].first + groups[g].count) ++g;
-      f(g, p, p - groups[g].first);
+      f(worker, g, p, p - groups[g].first);
     }
   });
 }
@@ -129,12 +133,19 @@ void MoeLayers::gather(const model::MoeSpec& spec, const model::MoeWeights& weig
     }
   }
   // Rounding to int8 takes longer than to copy what it gave; floats are rounded while they are copied.
-  for_each_pair([&](size_t g, int pair, int row) {
+  const auto width = static_cast<size_t>(hidden_);
+  for_each_pair([&](int worker, size_t g, int pair, int row) {
     const int from = pairs_.rows()[pair];
-    if (activations.kind() == kernels::ActivationKind::kInt8)
+    const float* input = x + static_cast<size_t>(from) * width;
+    if (spec.weighs_inputs) {
+      float* weighed = floats(weighed_) + static_cast<size_t>(worker) * width;
+      kernels_->rows->scale(input, pairs_.weights()[pair], hidden_, weighed);
+      inputs_.group(g).set_row(*kernels_, weighed, row);
+    } else if (activations.kind() == kernels::ActivationKind::kInt8) {
       inputs_.group(g).copy_row(activations, from, row);
-    else
-      inputs_.group(g).set_row(*kernels_, x + static_cast<size_t>(from) * static_cast<size_t>(hidden_), row);
+    } else {
+      inputs_.group(g).set_row(*kernels_, input, row);
+    }
   });
 }
 
@@ -143,7 +154,7 @@ void MoeLayers::activate(const model::MoeSpec& spec, const model::MoeWeights& we
   const auto stride = static_cast<size_t>(first.gate_up.rows());
   const kernels::Layout layout = weights.experts.front().down.parts.front().matrix.layout();
   inner_.reshape(*kernels_, kernels::activation_kind(layout), pairs_.groups(), first.size);
-  for_each_pair([&](size_t g, int pair, int row) {
+  for_each_pair([&](int, size_t g, int pair, int row) {
     float* gate = floats(wide_) + static_cast<size_t>(pair) * stride;
     exec::activate(*kernels_, first, gate);
     inner_.group(g).set_row(*kernels_, gate, row);
@@ -161,14 +172,16 @@ void MoeLayers::gate_shared(const model::MoeSpec& spec, float* shared, int rows)
   });
 }
 
-void MoeLayers::mix(const model::MoeWeights& weights, int rows, const kernels::GemmOutput& output) {
+void MoeLayers::mix(const model::MoeSpec& spec, const model::MoeWeights& weights, int rows,
+                    const kernels::GemmOutput& output) {
   const auto groups = pairs_.groups();
+  const float* factors = spec.weighs_inputs ? ones_.data() : pairs_.weights();
   terms_.clear();
   for (size_t g = 0; g < groups.size(); ++g) {
     const model::Linear& linear = weights.experts[static_cast<size_t>(groups[g].expert)].down;
     const auto& part = linear.parts.front();
-    terms_.push_back({&part.matrix, &inner_.group(g), pairs_.rows() + groups[g].first,
-                      pairs_.weights() + groups[g].first, bias_of(linear, part)});
+    terms_.push_back({&part.matrix, &inner_.group(g), pairs_.rows() + groups[g].first, factors + groups[g].first,
+                      bias_of(linear, part)});
   }
   kernels::mix_experts(*kernels_, terms_, rows, output, workspace_, *pool_);
 }

@@ -31,7 +31,7 @@ class MoeLayers {
 
   // `x` [rows, hidden size]: the layer's inputs.
   void route(const model::MoeSpec& spec, const model::MoeWeights& weights, const float* x, int rows);
-  // `activations` are the rows x made ready for the experts' first matrices.
+  // `activations` are the rows x made ready for the experts' first matrices; passed over where inputs are weighed.
   void gather(const model::MoeSpec& spec, const model::MoeWeights& weights, const float* x,
               const kernels::Activations& activations);
   void multiply() { kernels::gemm(*kernels_, products_, *pool_); }
@@ -39,7 +39,7 @@ class MoeLayers {
   // In place: the shared expert's results times their gates.
   void gate_shared(const model::MoeSpec& spec, float* shared, int rows);
   // Writes the sums over experts, with output.addend and output.residual.
-  void mix(const model::MoeWeights& weights, int rows, const kernels::GemmOutput& output);
+  void mix(const model::MoeSpec& spec, const model::MoeWeights& weights, int rows, const kernels::GemmOutput& output);
 
  private:
   template <class F>
@@ -53,6 +53,8 @@ class MoeLayers {
   int hidden_;
   Buffer scores_;                       // [rows][scores]
   Buffer wide_;                         // [pairs][gate and up]
+  Buffer weighed_;                      // [workers][hidden size]
+  std::vector<float> ones_;             // [pairs], the weights of results whose inputs were weighed
   std::vector<kernels::Route> routes_;  // [rows][chosen]
   kernels::Activations score_inputs_;
   kernels::ExpertPairs pairs_;

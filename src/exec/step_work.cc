@@ -127,6 +127,7 @@ class Count {
     const double q = s.q_rows(), k = s.kv_rows();
     if (s.q_norm.present()) of(Operator::kRope) += changed(rows_ * q, kNorm);
     if (s.k_norm.present()) of(Operator::kRope) += changed(rows_ * k, kNorm);
+    if (s.growth.step > 0) of(Operator::kRope) += changed(rows_ * q, 1);
     if (s.rope >= 0) of(Operator::kRope) += changed(rows_ * (q + k), kRope);
     if (s.keeps_own()) {
       const auto kept = kernels::kv_head_bytes(dtype, 1, s.head_dim) * static_cast<size_t>(s.kv_heads);

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "kernels/attention_kernels.h"
 #include "kernels/attention_plan.h"
+#include "kernels/math.h"
 
 namespace quire::kernels {
 namespace {
@@ -42,6 +43,11 @@ std::string_view kv_layout_id(DType dtype) {
 size_t kv_head_bytes(DType dtype, int page_tokens, int head_dim) {
   const size_t scale = dtype == DType::kI8 ? sizeof(float) : 0;
   return 2 * static_cast<size_t>(page_tokens) * (size_of(dtype) * static_cast<size_t>(head_dim) + scale);
+}
+
+float query_factor(int step, double strength, int position) {
+  const int64_t steps = (int64_t{position} + 1) / step;
+  return static_cast<float>(1 + strength * kernels::ln(1 + static_cast<double>(steps)));
 }
 
 Result<void> check_attention_shape(const AttentionShape& s) {

@@ -44,6 +44,10 @@ struct AttentionShape {
   int chunk = 0;   // c > 0: keys of the same floor(position / c)
 };
 
+// What a query at this position is multiplied with: 1 + strength * ln(1 + floor((position + 1) / step)), formed in
+// double. step >= 1, position >= 0.
+float query_factor(int step, double strength, int position);
+
 // kUnsupported, naming the value and what is allowed, unless the kernels can do it.
 Result<void> check_attention_shape(const AttentionShape& shape);
 

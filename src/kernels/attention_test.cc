@@ -202,6 +202,17 @@ TEST_F(Attention, SelfCheckNoticesWrongKernels) {
   }
 }
 
+// Against Python's math.log1p.
+TEST(QueryFactor, GrowsByWholeSteps) {
+  EXPECT_EQ(query_factor(16, 0.3, 0), 1);
+  EXPECT_EQ(query_factor(16, 0.3, 14), 1);
+  EXPECT_FLOAT_EQ(query_factor(16, 0.3, 15), 1.2079441541679836F);
+  EXPECT_FLOAT_EQ(query_factor(16, 0.3, 173), 1.719368581839511F);
+  EXPECT_EQ(query_factor(8192, 0.1, 8190), 1);
+  EXPECT_FLOAT_EQ(query_factor(8192, 0.1, 8191), 1.0693147180559945F);
+  EXPECT_FLOAT_EQ(query_factor(8192, 0.1, 10485759), 1.7155396301896735F);
+}
+
 TEST(AttentionShapes, OnlyWhatTheKernelsCanDo) {
   const AttentionShape good = shape_of(64, 64, 3);
   EXPECT_TRUE(check_attention_shape(good));

@@ -17,7 +17,7 @@ constexpr int kRowsAtOnce = 512;  // rows made ready by one prepare(), so that d
 
 double llama3_frequency(const RopeParameters& p, double frequency) {
   const double wavelength = 2 * std::numbers::pi / frequency;
-  if (wavelength < p.original_max_position / p.high_freq_factor) return frequency;
+  if (wavelength <= p.original_max_position / p.high_freq_factor) return frequency;
   if (wavelength > p.original_max_position / p.low_freq_factor) return frequency / p.factor;
   const double blend =
       (p.original_max_position / wavelength - p.low_freq_factor) / (p.high_freq_factor - p.low_freq_factor);
@@ -73,8 +73,8 @@ Result<void> check_type(const RopeParameters& p) {
       return {};
     case RopeType::kLlama3:
       if (!(p.low_freq_factor > 0)) return bad("low_freq_factor", p.low_freq_factor, "above 0");
-      if (!(p.high_freq_factor > p.low_freq_factor && p.high_freq_factor <= 1e6))
-        return bad("high_freq_factor", p.high_freq_factor, "above low_freq_factor and at most 1e6");
+      if (!(p.high_freq_factor >= p.low_freq_factor && p.high_freq_factor <= 1e6))
+        return bad("high_freq_factor", p.high_freq_factor, "at least low_freq_factor and at most 1e6");
       return {};
     case RopeType::kYarn:
       if (!(p.beta_slow > 0 && p.beta_slow <= 1e6)) return bad("beta_slow", p.beta_slow, "above 0 and at most 1e6");

@@ -59,6 +59,20 @@ TEST(Rope, ScalingOfFrequencies) {
   for (int i = 0; i < 16; i++)
     EXPECT_NEAR(inverse[static_cast<size_t>(i)], static_cast<double>(frequency(p, i) / 8), 1e-16);
 
+  // Without a blend between them, as Llama 4 has it.
+  p = {.type = RopeType::kLlama3,
+       .theta = 500000,
+       .rotary_dim = 128,
+       .factor = 16,
+       .low_freq_factor = 1,
+       .high_freq_factor = 1,
+       .original_max_position = 8192};
+  inverse = rope_inverse_frequencies(p);
+  for (int i = 0; i < 64; i++) {
+    const long double f = frequency(p, i), divisor = 2 * std::numbers::pi_v<long double> / f > 8192.0L ? 16 : 1;
+    EXPECT_NEAR(inverse[static_cast<size_t>(i)], static_cast<double>(f / divisor), 1e-16) << i;
+  }
+
   p = {.type = RopeType::kLlama3,
        .theta = 500000,
        .rotary_dim = 128,
@@ -125,7 +139,7 @@ TEST(Rope, BadParametersAreErrors) {
   EXPECT_TRUE(refused({.rotary_dim = 64, .factor = 0}));
   EXPECT_TRUE(refused({.rotary_dim = 64, .factor = 1e-9}));
   EXPECT_TRUE(refused({.rotary_dim = 64, .attention_factor = nan}));
-  EXPECT_TRUE(refused({.type = RopeType::kLlama3, .rotary_dim = 64, .low_freq_factor = 4, .high_freq_factor = 4}));
+  EXPECT_TRUE(refused({.type = RopeType::kLlama3, .rotary_dim = 64, .low_freq_factor = 4, .high_freq_factor = 3}));
   EXPECT_TRUE(refused({.type = RopeType::kLlama3, .rotary_dim = 64, .low_freq_factor = nan}));
   EXPECT_TRUE(refused({.type = RopeType::kLlama3, .rotary_dim = 64, .original_max_position = 0}));
   for (const RopeType type : {RopeType::kYarn, RopeType::kDynamic}) {

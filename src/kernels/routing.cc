@@ -92,8 +92,8 @@ void route(const RouterShape& shape, const float* logits, const float* correctio
   std::array<float, kMostExperts> score_room, choice_room;
   const auto scores = std::span(score_room).first(count), choice = std::span(choice_room).first(count);
   set_scores(shape, {logits, count}, scores);
-  // What softmax chooses by its scores, it chooses by its logits.
-  const bool by_logits = shape.scoring == Scoring::kSoftmax && correction == nullptr && shape.groups == 1;
+  // Scores grow with logits, but may round to the same number.
+  const bool by_logits = correction == nullptr && shape.groups == 1;
   bool is_nan = false;
   for (size_t e = 0; e < count; e++) {
     choice[e] = (by_logits ? logits[e] : scores[e]) + (correction == nullptr ? 0 : correction[e]);

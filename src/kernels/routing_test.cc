@@ -114,6 +114,14 @@ TEST(Routing, TiesGoToTheLowerExpert) {
   EXPECT_EQ(experts_of(routes(groups, {1, 1, 1, 1, 1, 1})), (std::vector{0, 1}));
 }
 
+// Great scores are all 1 as sigmoids.
+TEST(Routing, ScoresThatRoundToTheSameAreChosenByTheirLogits) {
+  const RouterShape shape{.experts = 4, .chosen = 1, .scoring = Scoring::kSigmoid, .renormalise = false};
+  const auto chosen = routes(shape, {20, 40, 60, 30});
+  EXPECT_EQ(experts_of(chosen), std::vector{2});
+  EXPECT_EQ(chosen[0].weight, 1);
+}
+
 TEST(Routing, ARowThatIsNoNumberGivesNoNumber) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   const RouterShape shapes[] = {{.experts = 4, .chosen = 2},

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -244,7 +245,10 @@ Result<bool> HuggingFaceConfig::has_section(std::string_view key) const {
 
 Result<std::vector<TokenId>> HuggingFaceConfig::end_tokens(int vocab_size) const {
   std::vector<TokenId> tokens;
-  for (const Json* json : {&content_->generation, &content_->config}) {
+  const auto text = content_->config.find("text_config");
+  const Json none = Json::object();
+  const Json& section = text != content_->config.end() && text->is_object() ? *text : none;
+  for (const Json* json : std::initializer_list<const Json*>{&content_->generation, &content_->config, &section}) {
     const auto it = json->find("eos_token_id");
     if (it == json->end() || it->is_null()) continue;
     const Json list = it->is_array() ? *it : Json::array({*it});

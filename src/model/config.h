@@ -54,7 +54,8 @@ class HuggingFaceConfig {
   // Whether there is an object of that name; kCorruptFile where it is something else.
   Result<bool> has_section(std::string_view key) const;
 
-  // eos_token_id of generation_config.json, else of config.json: a number or a list, all below `vocab_size`.
+  // eos_token_id of generation_config.json, else of config.json, else of its text_config: a number or a list, all below
+  // `vocab_size`.
   Result<std::vector<TokenId>> end_tokens(int vocab_size) const;
 
  private:

@@ -129,6 +129,70 @@ TEST(Qwen35, NamesRatesThatAreNone) {
     }
 }
 
+Json multimodal(const Json& text) {
+  return {{"architectures", {"Qwen3_5ForConditionalGeneration"}},
+          {"vision_config", {{"depth", 27}}},
+          {"image_token_id", 248056},
+          {"video_token_id", 248057},
+          {"vision_start_token_id", 248053},
+          {"vision_end_token_id", 248054},
+          {"tie_word_embeddings", false},
+          {"text_config", text}};
+}
+
+Result<ModelSpec> spec_of(const Json& config) {
+  weights::Checkpoint checkpoint;
+  checkpoint.config_json = config.dump();
+  return make_spec(checkpoint);
+}
+
+// As the reference's Qwen3_5TextConfig has them.
+TEST(Qwen35, IsFoundInAMultimodalConfiguration) {
+  const Json text = {{"eos_token_id", 248044}, {"mtp_num_hidden_layers", 1}, {"attn_output_gate", true}};
+  auto spec = spec_of(multimodal(text));
+  ASSERT_TRUE(spec) << spec.error().message;
+  EXPECT_EQ(spec->layers.size(), 32U);
+  EXPECT_EQ(spec->hidden_size, 4096);
+  EXPECT_EQ(spec->vocab_size, 248320);
+  EXPECT_EQ(spec->layers[3].attention().q_heads, 16);
+  EXPECT_EQ(spec->layers[3].attention().kv_heads, 4);
+  EXPECT_EQ(std::get<GatedDeltaSpec>(spec->layers[2].mixer).shape.heads, 32);
+  EXPECT_EQ(spec->layers[2].dense().size, 12288);
+  EXPECT_EQ(spec->ropes[0].theta, 10000);
+  EXPECT_EQ(spec->ropes[0].rotary_dim, 64);
+  EXPECT_EQ(spec->embedding, "model.language_model.embed_tokens.weight");
+  EXPECT_EQ(spec->head.parts[0].tensor, "lm_head.weight");
+  EXPECT_EQ(spec->end_tokens, std::vector<TokenId>{248044});
+
+  Json wrong = text;
+  wrong["tie_word_embeddings"] = true;
+  EXPECT_EQ(spec_of(multimodal(wrong)).error().param, "tie_word_embeddings");
+  wrong = text;
+  wrong["logit_scale"] = 2;
+  EXPECT_EQ(spec_of(multimodal(wrong)).error().param, "logit_scale");
+  EXPECT_EQ(spec_of(multimodal(3)).error().param, "text_config");
+}
+
+TEST(Qwen35Moe, HasExpertsInEveryLayer) {
+  Json config = multimodal({{"num_hidden_layers", 8}});
+  config["architectures"] = {"Qwen3_5MoeForConditionalGeneration"};
+  const auto spec = spec_of(config);
+  ASSERT_TRUE(spec) << spec.error().message;
+  for (const LayerSpec& layer : spec->layers) {
+    const auto& moe = std::get<MoeSpec>(layer.mlp);
+    EXPECT_EQ(moe.router.experts, 256);
+    EXPECT_EQ(moe.router.chosen, 8);
+    EXPECT_TRUE(moe.router.renormalise);
+    EXPECT_EQ(moe.shared->size, 512);
+    EXPECT_TRUE(moe.shared_is_gated);
+  }
+  config["text_config"]["norm_topk_prob"] = false;
+  EXPECT_EQ(spec_of(config).error().param, "norm_topk_prob");
+  config["text_config"].erase("norm_topk_prob");
+  config["text_config"]["mlp_only_layers"] = {1};  // the reference would pass over it
+  EXPECT_EQ(spec_of(config).error().param, "mlp_only_layers");
+}
+
 TEST(Qwen3Next, TakesRowsThatLieTogetherForEachKeyHead) {
   const auto spec = changed("qwen3_next", Json::object());
   ASSERT_TRUE(spec) << spec.error().message;

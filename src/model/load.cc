@@ -117,7 +117,7 @@ class Loader {
   }
 
   Result<void> norm(const NormSpec& spec, std::vector<float>& out) {
-    if (!spec.present()) return {};
+    if (!spec.has_weights()) return {};
     if (auto read = numbers(spec.tensor, {spec.size}, out); !read) return read;
     for (float& value : out) value += spec.offset;
     return {};
@@ -252,7 +252,7 @@ template <class F>
 void for_each_tensor(const LayerSpec& layer, F&& call) {
   const auto f = [&](const std::string& name) { call(name, nullptr, nullptr); };
   const auto norm = [&](const NormSpec& n) {
-    if (n.present()) f(n.tensor);
+    if (n.has_weights()) f(n.tensor);
   };
   const auto matrix = [&](const MatrixSpec& m) {
     for (const auto& part : m.parts) {

@@ -257,8 +257,8 @@ TEST(Spec, RefusesUnknownRopes) {
   expect_error(rope({{"rope_type", 3}}), ErrorKind::kCorruptFile, "rope_parameters/rope_type");
   expect_error(rope({{"factor", nullptr}}), ErrorKind::kCorruptFile, "rope_parameters/factor", "missing");
   expect_error(rope({{"factor", 0}}), ErrorKind::kCorruptFile, "rope_parameters/factor", "must be positive");
-  expect_error(rope({{"high_freq_factor", 1.0}}), ErrorKind::kCorruptFile, "rope_parameters/high_freq_factor",
-               "must be greater than low_freq_factor");
+  expect_error(rope({{"high_freq_factor", 0.5}}), ErrorKind::kCorruptFile, "rope_parameters/high_freq_factor",
+               "must be at least low_freq_factor");
   expect_error(rope({{"rope_theta", 1}}), ErrorKind::kCorruptFile, "rope_parameters/rope_theta", "greater than 1");
   const auto old = changed(
       "llama_tied",

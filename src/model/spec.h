@@ -61,12 +61,21 @@ struct MatrixSpec {
   int rows() const;
 };
 
-// An RMSNorm weight of `size` values; `offset` is added to each (1 where the file stores w of 1 + w).
+// An RMSNorm of `size` values, 0: none. `offset` is added to each weight (1 where the file stores w of 1 + w). Without
+// a tensor it has no weights: all are 1.
 struct NormSpec {
   std::string tensor;
   int size = 0;
   float offset = 0;
-  bool present() const { return !tensor.empty(); }
+  bool present() const { return size > 0; }
+  bool has_weights() const { return !tensor.empty(); }
+};
+
+// What queries are multiplied with by their position: 1 + strength * ln(1 + floor((position + 1) / step)); step 0:
+// nothing.
+struct QueryGrowth {
+  int step = 0;
+  double strength = 0;
 };
 
 struct AttentionSpec {
@@ -83,6 +92,7 @@ struct AttentionSpec {
   int window = 0;      // keys in (pos - window, pos]; 0: all
   int chunk = 0;       // keys of the same floor(pos / chunk); 0: all
   int rope = -1;       // index into ModelSpec::ropes; -1: none
+  QueryGrowth growth = {};
   bool gated = false;  // whether the output of each q head is multiplied by the sigmoid of a gate
   MatrixSpec qkv;      // rows: q heads, k heads, v heads, gates of the q heads; with a donor no k and v
   NormSpec q_norm;     // per head, before rope; absent in most
@@ -188,7 +198,8 @@ struct MlpSpec {
 };
 
 // A mixture of experts: those that the router chooses for a row, by their weights, and one that all rows share:
-//   sum of weight_e expert_e(x) + shared(x), or with `shared_is_gated` + sigmoid(last of scores(x)) shared(x).
+//   sum of weight_e expert_e(x) + shared(x), or with `shared_is_gated` + sigmoid(last of scores(x)) shared(x);
+//   with `weighs_inputs` sum of expert_e(weight_e x).
 struct MoeSpec {
   kernels::RouterShape router;
   MatrixSpec scores;             // in fp32; rows: experts, and the shared one's gate if it has one
@@ -196,6 +207,7 @@ struct MoeSpec {
   std::vector<MlpSpec> experts;  // alike in sizes and activation
   std::optional<MlpSpec> shared;
   bool shared_is_gated = false;
+  bool weighs_inputs = false;
 };
 
 using FeedForward = std::variant<MlpSpec, MoeSpec>;

@@ -189,7 +189,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, TinyModels, ::testing::ValuesIn(tiny_models()),
 
 // Models with windows, whose layers are kept like full ones where the hybrid cache is off.
 TEST(TinyWindows, EqualTheReferenceWithoutTheHybridCache) {
-  for (const std::string model : {"mistral", "gemma2", "gemma3"}) {
+  for (const std::string model : {"mistral", "gemma2", "gemma3", "llama4"}) {
     const std::string folder = golden_dir() + "/" + model;
     check_model(folder, {.model = folder, .profile = Profile::kF32, .hybrid_kv_cache = false}, kF32);
     check_model(folder, {.model = folder, .profile = Profile::kBF16, .hybrid_kv_cache = false}, bf16_tolerance(folder));
@@ -207,46 +207,130 @@ TEST_P(TinyGguf, F32EqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Golden, TinyGguf,
                          ::testing::Values("llama_untied", "qwen2", "qwen3", "phi3", "smollm3", "gemma2", "gemma3",
-                                           "qwen3_5", "qwen3_moe", "qwen3_next", "glm4_moe_lite", "deepseek_v3",
-                                           "gpt_oss", "deepseek_v32", "glm_moe_dsa"),
+                                           "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "glm4_moe_lite",
+                                           "deepseek_v3", "gpt_oss", "deepseek_v32", "glm_moe_dsa"),
                          [](const auto& info) { return info.param; });
 
-// A copy of Gemma 3's fixture as a multimodal checkpoint has it: tensors named from `root` on beside one of a vision
-// tower, the text's configuration in a section that leaves out the reference's defaults.
-void write_multimodal(const std::filesystem::path& folder, const std::string& root) {
-  const std::string from = golden_dir() + "/gemma3/";
-  std::ifstream weights(from + "model.safetensors", std::ios::binary), in(from + "config.json");
-  const std::string bytes{std::istreambuf_iterator<char>(weights), {}};
-  uint64_t size = 0;
-  std::memcpy(&size, bytes.data(), sizeof size);
-  Json renamed = {{"vision_tower.vision_model.post_layernorm.weight",
-                   {{"dtype", "BF16"}, {"shape", {0}}, {"data_offsets", {0, 0}}}}};
+// GGUF of Llama 4 has the published models' chunks and growth. The same weights in a folder that says so give the same
+// bits, and that other chunks are those of the reference is tested above.
+TEST(TinyGguf, OfLlama4EqualsItsFolder) {
+  const std::string dir = std::string(QUIRE_TEST_DATA) + "/models/";
+  const auto run = [&](const std::string& model, std::string overrides) {
+    CoreHarness harness({.model = dir + model,
+                         .hf_overrides = std::move(overrides),
+                         .profile = Profile::kF32,
+                         .kv_cache_bytes = size_t{16} << 20});
+    const Json prompt = read_golden(dir + "llama4")["prompts"].back();
+    return harness.run({greedy(prompt["ids"].get<std::vector<TokenId>>(), 24)}).front();
+  };
+  const Answer gguf = run("gguf/llama4.gguf", "");
+  const Answer folder = run("llama4", R"({"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1})");
+  EXPECT_EQ(gguf.tokens, folder.tokens);
+  EXPECT_EQ(gguf.logits, folder.logits);
+  EXPECT_NE(gguf.logits, run("llama4", "").logits);
+}
+
+// The tensors of a fixture, to be written under other names and together.
+struct Tensors {
+  explicit Tensors(const std::string& folder) {
+    std::ifstream in(folder + "/model.safetensors", std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+    uint64_t size = 0;
+    std::memcpy(&size, bytes.data(), sizeof size);
+    header = Json::parse(bytes.substr(sizeof size, size));
+    header.erase("__metadata__");
+    data = bytes.substr(sizeof size + size);
+  }
+
+  // Files have no gaps.
+  void write(const std::filesystem::path& folder) const {
+    Json packed = header;
+    std::string all;
+    for (auto& [name, entry] : packed.items()) {
+      const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1], first = all.size();
+      all += data.substr(begin, end - begin);
+      entry["data_offsets"] = {first, all.size()};
+    }
+    const std::string text = packed.dump();
+    const uint64_t size = text.size();
+    std::ofstream(folder / "model.safetensors", std::ios::binary)
+        << std::string(reinterpret_cast<const char*>(&size), sizeof size) << text << all;
+  }
+
+  // The parts become one tensor, one behind the other.
+  void join(const std::vector<std::string>& parts, const std::string& name, const Json& shape) {
+    const size_t first = data.size();
+    std::string dtype;
+    for (const std::string& part : parts) {
+      const Json entry = header.at(part);
+      const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+      data += data.substr(begin, end - begin);
+      dtype = entry["dtype"];
+      header.erase(part);
+    }
+    header[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {first, data.size()}}};
+  }
+
+  Json header;
+  std::string data;
+};
+
+// A copy of a fixture as a multimodal checkpoint has it: tensors named from `root` on beside one of a vision tower and
+// one that predicts further ahead, the text's configuration in a section.
+void write_multimodal(const std::filesystem::path& folder, const std::string& model, const std::string& architecture,
+                      const std::string& root) {
+  const std::string from = golden_dir() + "/" + model + "/";
+  Tensors tensors(from);
+  const Json nothing = {{"dtype", "BF16"}, {"shape", {0}}, {"data_offsets", {0, 0}}};
+  Json renamed = {{"vision_tower.vision_model.post_layernorm.weight", nothing},
+                  {"model.visual.blocks.0.norm1.weight", nothing},
+                  {"mtp.layers.0.input_layernorm.weight", nothing}};
   const std::string plain = "model.";
-  const Json tensors = Json::parse(bytes.substr(sizeof size, size));
-  for (const auto& [name, entry] : tensors.items())
-    renamed[name.starts_with(plain) ? root + name.substr(plain.size()) : name] = entry;
-  const std::string header = renamed.dump();
-  const uint64_t new_size = header.size();
-  std::ofstream(folder / "model.safetensors", std::ios::binary)
-      << std::string(reinterpret_cast<const char*>(&new_size), sizeof new_size) << header
-      << bytes.substr(sizeof size + size);
+  // The head is beside the model.
+  const std::string head = root.ends_with("." + plain) ? root.substr(0, root.size() - plain.size()) : "";
+  for (const auto& [name, entry] : tensors.header.items())
+    renamed[name.starts_with(plain) ? root + name.substr(plain.size()) : head + name] = entry;
+  tensors.header = std::move(renamed);
+  tensors.write(folder);
+  std::ifstream in(from + "config.json");
   Json text = Json::parse(in);
   text.erase("architectures");
-  std::ofstream(folder / "config.json") << Json{{"architectures", {"Gemma3ForConditionalGeneration"}},
-                                                {"text_config", text},
-                                                {"vision_config", {{"hidden_size", 32}}},
-                                                {"image_token_index", 300},
-                                                {"mm_tokens_per_image", 256}};
+  std::ofstream(folder / "config.json") << Json{
+      {"architectures", {architecture}}, {"text_config", text}, {"vision_config", {{"hidden_size", 32}}}};
   std::filesystem::copy(from + "golden.json", folder / "golden.json");
 }
 
-TEST(Multimodal, TextOfGemma3EqualsTheReference) {
-  for (const std::string root : {"language_model.model.", "model.language_model."}) {
-    SCOPED_TRACE(root);
-    const weights::TemporaryFolder folder;
-    write_multimodal(folder.path(), root);
-    check_model(folder.path(), {.model = folder.path(), .profile = Profile::kF32}, kF32);
+TEST(Multimodal, TextEqualsTheReference) {
+  for (const auto& [model, architecture] : {std::pair{"gemma3", "Gemma3ForConditionalGeneration"},
+                                            {"qwen3_5", "Qwen3_5ForConditionalGeneration"},
+                                            {"llama4", "Llama4ForConditionalGeneration"}})
+    for (const std::string root : {"language_model.model.", "model.language_model."}) {
+      SCOPED_TRACE(model + (" " + root));
+      const weights::TemporaryFolder folder;
+      write_multimodal(folder.path(), model, architecture, root);
+      check_model(folder.path(), {.model = folder.path(), .profile = Profile::kF32}, kF32);
+    }
+}
+
+// The fixture has a matrix an expert; released models have two stacks a layer.
+TEST(Multimodal, ExpertsMayBeStacked) {
+  const std::string from = golden_dir() + "/qwen3_5_moe/";
+  const weights::TemporaryFolder folder;
+  Tensors tensors(from);
+  for (int layer = 0; layer < 4; ++layer) {
+    const std::string prefix = "model.language_model.layers." + std::to_string(layer) + ".mlp.experts.";
+    std::vector<std::string> gate_up, down;
+    for (int e = 0; e < 4; ++e) {
+      const std::string expert = prefix + std::to_string(e);
+      gate_up.insert(gate_up.end(), {expert + ".gate_proj.weight", expert + ".up_proj.weight"});
+      down.push_back(expert + ".down_proj.weight");
+    }
+    tensors.join(gate_up, prefix + "gate_up_proj", {4, 32, 64});
+    tensors.join(down, prefix + "down_proj", {4, 64, 16});
   }
+  tensors.write(folder.path());
+  for (const char* name : {"config.json", "golden.json"}) std::filesystem::copy(from + name, folder / name);
+  check_model(folder.path(), {.model = folder.path(), .profile = Profile::kF32}, kF32);
 }
 
 // As they are served: integers with a layout of their own by int8 activations, others as bf16, whose error is smaller.

@@ -2,4 +2,5 @@ import sys
 
 from quire_server import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
+for folder in ("scripts", "tools"):
+    sys.path.insert(0, str(ROOT / folder))

@@ -1,8 +1,6 @@
 // The architectures that Quire knows. Each file maps a checkpoint's configuration and tensor names to a ModelSpec.
 #pragma once
 
-#include <string>
-
 #include "model/config.h"
 #include "model/spec.h"
 #include "quire/error.h"
@@ -40,8 +38,16 @@ Result<ModelSpec> glm_moe_dsa_from_hugging_face(const HuggingFaceConfig& config)
 Result<ModelSpec> glm_dsa_from_gguf(const GgufConfig& config);
 Result<ModelSpec> gemma3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> gemma3_from_gguf(const GgufConfig& config);
-// The text model of a composite one, whose tensors are named from `root` on.
-Result<ModelSpec> gemma3_from_multimodal(const HuggingFaceConfig& config, const std::string& root);
+Result<ModelSpec> qwen3_5_moe_from_gguf(const GgufConfig& config);
+Result<ModelSpec> llama4_from_gguf(const GgufConfig& config);
+
+// Models that files hold in several ways: which one, the tensors tell; null: none is known.
+Result<ModelSpec> gemma3_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
+Result<ModelSpec> qwen3_5_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
+Result<ModelSpec> qwen3_5_moe_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
+Result<ModelSpec> qwen3_5_moe_from_hugging_face(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
+Result<ModelSpec> llama4_from_hugging_face(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
+Result<ModelSpec> llama4_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
 
 // The spec of an opened checkpoint; kUnsupported names the architecture and lists those that are known.
 Result<ModelSpec> make_spec(const weights::Checkpoint& checkpoint);

@@ -38,12 +38,13 @@ MatrixPart part(const std::string& prefix, const std::string& name, int rows, bo
 
 }  // namespace
 
-Result<DecoderSizes> decoder_sizes(const HuggingFaceConfig& config) {
+Result<DecoderSizes> decoder_sizes(const HuggingFaceConfig& config, bool has_dense) {
   DecoderSizes s;
   std::optional<Error> error;
   take(config.integer("num_hidden_layers", 1, kMaxLayers), s.layers, error);
   take(config.integer("hidden_size", 1, kMaxWidth), s.hidden, error);
-  take(config.integer("intermediate_size", 1, kMaxWidth), s.intermediate, error);
+  if (has_dense || config.has("intermediate_size"))
+    take(config.integer("intermediate_size", 1, kMaxWidth), s.intermediate, error);
   take(config.integer("num_attention_heads", 1, kMaxHeads), s.q_heads, error);
   take(config.integer("vocab_size", 1, kMaxVocabulary), s.vocab, error);
   take(config.integer("max_position_embeddings", 1, kMaxPositions), s.max_positions, error);
@@ -70,12 +71,13 @@ Result<int> gguf_layers(const GgufConfig& config) {
   return *blocks - *ahead;
 }
 
-Result<DecoderSizes> decoder_sizes(const GgufConfig& config) {
+Result<DecoderSizes> decoder_sizes(const GgufConfig& config, bool has_dense) {
   DecoderSizes s;
   std::optional<Error> error;
   take(gguf_layers(config), s.layers, error);
   take(config.integer("embedding_length", 1, kMaxWidth), s.hidden, error);
-  take(config.integer("feed_forward_length", 1, kMaxWidth), s.intermediate, error);
+  if (has_dense || config.has("feed_forward_length"))
+    take(config.integer("feed_forward_length", 1, kMaxWidth), s.intermediate, error);
   take(config.integer("attention.head_count", 1, kMaxHeads), s.q_heads, error);
   take(config.integer("context_length", 1, kMaxPositions), s.max_positions, error);
   take(config.number("attention.layer_norm_rms_epsilon"), s.norm_epsilon, error);
@@ -282,6 +284,22 @@ std::vector<bool> every_nth(int n, int layers) {
   std::vector<bool> chosen;
   for (int i = 0; i < layers; ++i) chosen.push_back((i + 1) % n == 0);
   return chosen;
+}
+
+Result<std::vector<int>> layers_with_rope(const HuggingFaceConfig& config, int layers, int default_interval) {
+  auto interval = config.integer_or("no_rope_layer_interval", 1, kMaxLayers, default_interval);
+  if (!interval) return std::unexpected(interval.error());
+  if (config.has_content("no_rope_layers")) {
+    auto listed = config.integers("no_rope_layers", 0, 1);
+    if (listed && listed->size() != static_cast<size_t>(layers))
+      return fail(ErrorKind::kCorruptFile,
+                  fmt::format("no_rope_layers must have one entry a layer, {}, not {}", layers, listed->size()),
+                  "no_rope_layers");
+    return listed;
+  }
+  std::vector<int> out;
+  for (bool without : every_nth(*interval, layers)) out.push_back(without ? 0 : 1);
+  return out;
 }
 
 Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int layers) {

@@ -24,8 +24,9 @@ struct DecoderSizes {
   float norm_epsilon = 0;
 };
 
-Result<DecoderSizes> decoder_sizes(const HuggingFaceConfig& config);
-Result<DecoderSizes> decoder_sizes(const GgufConfig& config);
+// Without `has_dense` (all layers have experts) nothing need be said about the size of a dense MLP.
+Result<DecoderSizes> decoder_sizes(const HuggingFaceConfig& config, bool has_dense = true);
+Result<DecoderSizes> decoder_sizes(const GgufConfig& config, bool has_dense = true);
 
 // The layers of the model itself: block_count also counts those that predict tokens further ahead.
 Result<int> gguf_layers(const GgufConfig& config);
@@ -87,6 +88,9 @@ Result<std::vector<bool>> layers_of_type(const HuggingFaceConfig& config, const 
                                          const std::string& type, const std::string& other);
 // Layers n - 1, 2 n - 1, ...
 std::vector<bool> every_nth(int n, int layers);
+
+// Which layers have a rope: by no_rope_layers, a list of 1 and 0, else all but every no_rope_layer_interval-th.
+Result<std::vector<int>> layers_with_rope(const HuggingFaceConfig& config, int layers, int default_interval);
 
 // Which layers attend to a window, by layer_types; empty where the configuration does not have it.
 Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int layers);

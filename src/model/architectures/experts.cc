@@ -9,8 +9,8 @@
 namespace quire::model {
 namespace {
 
-MlpSpec expert_of(int size, int hidden, MatrixPart gate, MatrixPart up, MatrixPart down) {
-  return {.size = size, .gate_up = {{std::move(gate), std::move(up)}, hidden}, .down = {{std::move(down)}, size, 1}};
+MlpSpec expert_of(int size, int hidden, std::vector<MatrixPart> gate_up, MatrixPart down) {
+  return {.size = size, .gate_up = {std::move(gate_up), hidden}, .down = {{std::move(down)}, size, 1}};
 }
 
 }  // namespace
@@ -22,6 +22,7 @@ ExpertNames hugging_face_expert_names(const std::string& shared) {
           .gate = "mlp.experts.{}.gate_proj.weight",
           .up = "mlp.experts.{}.up_proj.weight",
           .down = "mlp.experts.{}.down_proj.weight",
+          .gate_up = {},
           .shared_gate = prefix + ".gate_proj.weight",
           .shared_up = prefix + ".up_proj.weight",
           .shared_down = prefix + ".down_proj.weight",
@@ -34,6 +35,7 @@ ExpertNames gguf_expert_names() {
           .gate = "ffn_gate_exps.weight",
           .up = "ffn_up_exps.weight",
           .down = "ffn_down_exps.weight",
+          .gate_up = {},
           .shared_gate = "ffn_gate_shexp.weight",
           .shared_up = "ffn_up_shexp.weight",
           .shared_down = "ffn_down_shexp.weight",
@@ -87,12 +89,15 @@ MoeSpec make_experts(const ExpertSizes& s, const ExpertNames& names, const std::
   moe.scores = {.parts = {{.tensor = prefix + names.scores, .rows = s.router.experts, .in_fp32 = true}},
                 .cols = s.hidden};
   if (!names.correction.empty()) moe.correction = prefix + names.correction;
-  for (int e = 0; e < s.router.experts; ++e)
-    moe.experts.push_back(expert_of(s.size, s.hidden, part(names.gate, e, s.size), part(names.up, e, s.size),
-                                    part(names.down, e, s.hidden)));
+  for (int e = 0; e < s.router.experts; ++e) {
+    auto gate_up = names.gate_up.empty() ? std::vector{part(names.gate, e, s.size), part(names.up, e, s.size)}
+                                         : std::vector{part(names.gate_up, e, 2 * s.size)};
+    moe.experts.push_back(expert_of(s.size, s.hidden, std::move(gate_up), part(names.down, e, s.hidden)));
+  }
   if (s.shared_size == 0) return moe;
-  moe.shared = expert_of(s.shared_size, s.hidden, {.tensor = prefix + names.shared_gate, .rows = s.shared_size},
-                         {.tensor = prefix + names.shared_up, .rows = s.shared_size},
+  moe.shared = expert_of(s.shared_size, s.hidden,
+                         {{.tensor = prefix + names.shared_gate, .rows = s.shared_size},
+                          {.tensor = prefix + names.shared_up, .rows = s.shared_size}},
                          {.tensor = prefix + names.shared_down, .rows = s.hidden});
   if (names.shared_scores.empty()) return moe;
   moe.shared_is_gated = true;

@@ -22,6 +22,7 @@ struct ExpertSizes {
 struct ExpertNames {
   std::string scores, correction;  // correction empty: none
   std::string gate, up, down;      // {} for the expert's number; without it the tensor is a stack of all
+  std::string gate_up = {};        // instead of gate and up where one tensor holds both, gate first
   std::string shared_gate, shared_up, shared_down;
   std::string shared_scores;  // of the shared expert's own gate; empty: none
 };

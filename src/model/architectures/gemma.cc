@@ -12,7 +12,7 @@
 
 #include "model/architectures/architectures.h"
 #include "model/architectures/decoder.h"
-#include "model/architectures/understood.h"
+#include "model/architectures/multimodal.h"
 
 namespace quire::model {
 namespace {
@@ -159,14 +159,10 @@ Result<ModelSpec> gemma2_from_hugging_face(const HuggingFaceConfig& config) {
 
 Result<ModelSpec> gemma3_from_hugging_face(const HuggingFaceConfig& config) { return gemma3(config, "model."); }
 
-Result<ModelSpec> gemma3_from_multimodal(const HuggingFaceConfig& config, const std::string& root) {
-  auto text = config.section("text_config", kGemma3Defaults);
-  if (!text) return std::unexpected(text.error());
-  for (std::string_view key : kOfImages) static_cast<void>(text->has(key));
-  auto spec = gemma3(*text, root);
-  if (!spec) return spec;
-  if (auto all = require_understood(*text); !all) return std::unexpected(all.error());
-  return spec;
+Result<ModelSpec> gemma3_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors) {
+  const std::string root = find_root(tensors, {"model.language_model.", "language_model.model."});
+  return make_text_model(config, {kGemma3Defaults, kOfImages},
+                         [&](const HuggingFaceConfig& text) { return gemma3(text, root); });
 }
 
 Result<ModelSpec> gemma2_from_gguf(const GgufConfig& config) {

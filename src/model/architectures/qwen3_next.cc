@@ -1,26 +1,45 @@
-// Qwen3-Next (mixtures of experts) and Qwen3.5 (dense): three layers of the gated delta rule to one of full attention,
-// whose heads have output gates and turn a quarter of their dimensions; norms with weights 1 + w, but for the one
-// behind the rule. Source: transformers' Qwen3NextForCausalLM and Qwen3_5ForCausalLM. GGUF files (`qwen3next`,
-// `qwen35`) hold the norms with the 1 already added and the rates of decay themselves; those of Qwen3.5 the heads of
-// values that share a key head apart.
+// Qwen3-Next (mixtures of experts) and Qwen3.5 (dense, or mixtures): three layers of the gated delta rule to one of
+// full attention, whose heads have output gates and turn a quarter of their dimensions; norms with weights 1 + w, but
+// for the one behind the rule. Qwen3.5 is published as text and vision, and run as text. Source: transformers'
+// Qwen3NextForCausalLM, Qwen3_5ForConditionalGeneration and Qwen3_5MoeForConditionalGeneration. GGUF files
+// (`qwen3next`, `qwen35`, `qwen35moe`) hold the norms with the 1 already added and the rates of decay themselves; those
+// of Qwen3.5 the heads of values that share a key head apart.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "model/architectures/architectures.h"
 #include "model/architectures/decoder.h"
 #include "model/architectures/experts.h"
+#include "model/architectures/multimodal.h"
 
 namespace quire::model {
 namespace {
 
-constexpr double kDefaultTheta = 10000000;
+constexpr double kDefaultTheta = 10000;
 constexpr double kDefaultRotaryPart = 0.25;
 constexpr int kDefaultInterval = 4;  // every fourth layer attends
+
+// What text_config leaves out.
+constexpr std::string_view kDenseDefaults = R"({
+    "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32})";
+constexpr std::string_view kMoeDefaults = R"({
+    "vocab_size": 248320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+    "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512})";
+constexpr std::array<std::string_view, 5> kOfImages = {"vision_config", "image_token_id", "video_token_id",
+                                                       "vision_start_token_id", "vision_end_token_id"};
 
 // Names of the tensors of a recurrent layer in one checkpoint format.
 struct DeltaNames {
@@ -207,14 +226,23 @@ Result<void> read_experts(const HuggingFaceConfig& config, Hybrid& h) {
   take(config.integer("moe_intermediate_size", 1, kMaxWidth), h.experts.size, error);
   take(config.integer("shared_expert_intermediate_size", 1, kMaxWidth), h.experts.shared_size, error);
   if (error) return std::unexpected(*error);
-  take(sparse_layers(config, h.sizes.layers), h.sparse, error);
-  if (error) return std::unexpected(*error);
   return check_experts(h.experts, h.sizes.layers);
 }
 
-ExpertNames expert_names() {
+Result<void> read_experts(const GgufConfig& config, Hybrid& h) {
+  std::optional<Error> error;
+  read_experts(config, h.experts, error);
+  take(config.integer("expert_shared_feed_forward_length", 1, kMaxWidth), h.experts.shared_size, error);
+  if (error) return std::unexpected(*error);
+  h.sparse.assign(h.sparse.size(), true);
+  return check_experts(h.experts, h.sizes.layers);
+}
+
+// `stacked`: the experts of a layer in two tensors.
+ExpertNames expert_names(bool stacked) {
   ExpertNames names = hugging_face_expert_names("shared_expert");
   names.shared_scores = "mlp.shared_expert_gate.weight";
+  if (stacked) names.gate_up = "mlp.experts.gate_up_proj", names.down = "mlp.experts.down_proj";
   return names;
 }
 
@@ -225,14 +253,14 @@ ExpertNames gguf_names_of_experts() {
 }
 
 // All but what depends on the architecture.
-Result<Hybrid> read(const HuggingFaceConfig& config) {
+Result<Hybrid> read(const HuggingFaceConfig& config, bool has_dense = true) {
   Hybrid h;
   auto bias = config.boolean_or("attention_bias", false);
   if (!bias) return std::unexpected(bias.error());
   if (*bias) return fail(ErrorKind::kUnsupported, "attention_bias is not supported", "attention_bias");
   if (auto silu = require_activation(config, "hidden_act", "silu"); !silu) return std::unexpected(silu.error());
   std::optional<Error> error;
-  take(decoder_sizes(config), h.sizes, error);
+  take(decoder_sizes(config, has_dense), h.sizes, error);
   take(delta_shape(config), h.delta, error);
   take(config.boolean_or("attn_output_gate", true), h.gated, error);
   take(config.boolean_or("tie_word_embeddings", false), h.tied, error);
@@ -244,12 +272,12 @@ Result<Hybrid> read(const HuggingFaceConfig& config) {
   return h;
 }
 
-Result<Hybrid> read(const GgufConfig& config) {
+Result<Hybrid> read(const GgufConfig& config, bool has_dense = true) {
   Hybrid h;
   h.tied = config.file().find("output.weight") == nullptr;
   int interval = 0;
   std::optional<Error> error;
-  take(decoder_sizes(config), h.sizes, error);
+  take(decoder_sizes(config, has_dense), h.sizes, error);
   take(delta_shape(config), h.delta, error);
   take(config.integer_or("full_attention_interval", 1, kMaxLayers, kDefaultInterval), interval, error);
   if (error) return std::unexpected(*error);
@@ -264,9 +292,10 @@ DecoderTraits traits(const char* architecture, float norm_offset) {
   return {.architecture = architecture, .qk_norm = true, .norm_offset = norm_offset};
 }
 
-ModelSpec build_hugging_face(Hybrid h, const char* architecture) {
+ModelSpec build_hugging_face(Hybrid h, const char* architecture, const std::string& root = "model.",
+                             bool stacked = false) {
   const DecoderTraits t = traits(architecture, 1);
-  return build(std::move(h), t, {hugging_face_names(t), kHuggingFaceNames, expert_names()});
+  return build(std::move(h), t, {hugging_face_names(t, root), kHuggingFaceNames, expert_names(stacked)});
 }
 
 ModelSpec build_gguf(Hybrid h, const char* architecture) {
@@ -276,12 +305,45 @@ ModelSpec build_gguf(Hybrid h, const char* architecture) {
   return build(std::move(h), t, {names, kGgufNames, gguf_names_of_experts()});
 }
 
-}  // namespace
-
-Result<ModelSpec> qwen3_5_from_hugging_face(const HuggingFaceConfig& config) {
+Result<ModelSpec> dense(const HuggingFaceConfig& config, const std::string& root) {
   auto h = read(config);
   if (!h) return std::unexpected(h.error());
-  return build_hugging_face(std::move(*h), "qwen3_5");
+  return build_hugging_face(std::move(*h), "qwen3_5", root);
+}
+
+// Every layer has experts.
+Result<ModelSpec> mixture(const HuggingFaceConfig& config, const std::string& root,
+                          const weights::TensorSource* tensors) {
+  auto h = read(config, false);
+  if (!h) return std::unexpected(h.error());
+  if (auto experts = read_experts(config, *h); !experts) return std::unexpected(experts.error());
+  if (!h->experts.router.renormalise)  // the reference always does
+    return fail(ErrorKind::kUnsupported, "norm_topk_prob false is not supported", "norm_topk_prob");
+  h->sparse.assign(h->sparse.size(), true);
+  // Released files stack experts, quantised ones and those that transformers writes do not.
+  const std::string stack = root + "layers.0.mlp.experts.gate_up_proj";
+  const bool stacked = tensors != nullptr && tensors->find(stack) != nullptr;
+  return build_hugging_face(std::move(*h), "qwen3_5_moe", root, stacked);
+}
+
+}  // namespace
+
+Result<ModelSpec> qwen3_5_from_hugging_face(const HuggingFaceConfig& config) { return dense(config, "model."); }
+
+Result<ModelSpec> qwen3_5_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors) {
+  const std::string root = find_root(tensors, {"language_model.model.", "model.language_model."});
+  return make_text_model(config, {kDenseDefaults, kOfImages},
+                         [&](const HuggingFaceConfig& text) { return dense(text, root); });
+}
+
+Result<ModelSpec> qwen3_5_moe_from_hugging_face(const HuggingFaceConfig& config, const weights::TensorSource* tensors) {
+  return mixture(config, find_root(tensors, {"model.language_model.", "model."}), tensors);
+}
+
+Result<ModelSpec> qwen3_5_moe_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors) {
+  const std::string root = find_root(tensors, {"language_model.model.", "model.language_model."});
+  return make_text_model(config, {kMoeDefaults, kOfImages},
+                         [&](const HuggingFaceConfig& text) { return mixture(text, root, tensors); });
 }
 
 Result<ModelSpec> qwen3_next_from_hugging_face(const HuggingFaceConfig& config) {
@@ -289,6 +351,9 @@ Result<ModelSpec> qwen3_next_from_hugging_face(const HuggingFaceConfig& config) 
   if (!h) return std::unexpected(h.error());
   h->form = {.qkvz = true, .ba = true};
   if (auto experts = read_experts(config, *h); !experts) return std::unexpected(experts.error());
+  auto sparse = sparse_layers(config, h->sizes.layers);
+  if (!sparse) return std::unexpected(sparse.error());
+  h->sparse = std::move(*sparse);
   return build_hugging_face(std::move(*h), "qwen3_next");
 }
 
@@ -299,17 +364,20 @@ Result<ModelSpec> qwen3_5_from_gguf(const GgufConfig& config) {
   return build_gguf(std::move(*h), "qwen3_5");
 }
 
+Result<ModelSpec> qwen3_5_moe_from_gguf(const GgufConfig& config) {
+  auto h = read(config, false);
+  if (!h) return std::unexpected(h.error());
+  h->delta.tiled = true;
+  if (auto experts = read_experts(config, *h); !experts) return std::unexpected(experts.error());
+  return build_gguf(std::move(*h), "qwen3_5_moe");
+}
+
 Result<ModelSpec> qwen3_next_from_gguf(const GgufConfig& config) {
   auto h = read(config);
   if (!h) return std::unexpected(h.error());
   // The oldest files have q, k, v and z in one tensor.
   h->form = {.qkvz = config.file().find("blk.0." + kGgufNames.qkvz) != nullptr, .ba = true};
-  std::optional<Error> error;
-  read_experts(config, h->experts, error);
-  take(config.integer("expert_shared_feed_forward_length", 1, kMaxWidth), h->experts.shared_size, error);
-  if (error) return std::unexpected(*error);
-  if (auto ok = check_experts(h->experts, h->sizes.layers); !ok) return std::unexpected(ok.error());
-  h->sparse.assign(h->sparse.size(), true);
+  if (auto experts = read_experts(config, *h); !experts) return std::unexpected(experts.error());
   return build_gguf(std::move(*h), "qwen3_next");
 }
 

@@ -37,13 +37,20 @@ constexpr std::array kHuggingFace = {
     HuggingFaceEntry{"Gemma3ForCausalLM", gemma3_from_hugging_face},
 };
 
-// Models of which the text model alone is run. What their tensors begin with depends on who wrote the file.
-struct CompositeEntry {
+// What tensors are called depends on who wrote the file. Of composite ones the text model alone is run, from a section
+// of the configuration.
+struct VaryingEntry {
   std::string_view name;
-  Result<ModelSpec> (*make)(const HuggingFaceConfig&, const std::string& root);
+  Result<ModelSpec> (*make)(const HuggingFaceConfig&, const weights::TensorSource*);
+  bool composite;
 };
-constexpr std::array kComposite = {
-    CompositeEntry{"Gemma3ForConditionalGeneration", gemma3_from_multimodal},
+constexpr std::array kVarying = {
+    VaryingEntry{"Gemma3ForConditionalGeneration", gemma3_from_multimodal, true},
+    VaryingEntry{"Qwen3_5ForConditionalGeneration", qwen3_5_from_multimodal, true},
+    VaryingEntry{"Qwen3_5MoeForConditionalGeneration", qwen3_5_moe_from_multimodal, true},
+    VaryingEntry{"Qwen3_5MoeForCausalLM", qwen3_5_moe_from_hugging_face, false},
+    VaryingEntry{"Llama4ForConditionalGeneration", llama4_from_multimodal, true},
+    VaryingEntry{"Llama4ForCausalLM", llama4_from_hugging_face, false},
 };
 
 struct GgufEntry {
@@ -51,13 +58,14 @@ struct GgufEntry {
   Result<ModelSpec> (*make)(const GgufConfig&);
 };
 constexpr std::array kGguf = {
-    GgufEntry{"llama", llama_from_gguf},         GgufEntry{"qwen2", qwen2_from_gguf},
-    GgufEntry{"qwen3", qwen3_from_gguf},         GgufEntry{"qwen3moe", qwen3_moe_from_gguf},
-    GgufEntry{"qwen35", qwen3_5_from_gguf},      GgufEntry{"phi3", phi3_from_gguf},
-    GgufEntry{"smollm3", smollm3_from_gguf},     GgufEntry{"gemma2", gemma2_from_gguf},
-    GgufEntry{"gemma3", gemma3_from_gguf},       GgufEntry{"qwen3next", qwen3_next_from_gguf},
-    GgufEntry{"deepseek2", deepseek2_from_gguf}, GgufEntry{"deepseek32", deepseek32_from_gguf},
-    GgufEntry{"glm-dsa", glm_dsa_from_gguf},     GgufEntry{"gpt-oss", gpt_oss_from_gguf},
+    GgufEntry{"llama", llama_from_gguf},           GgufEntry{"qwen2", qwen2_from_gguf},
+    GgufEntry{"qwen3", qwen3_from_gguf},           GgufEntry{"qwen3moe", qwen3_moe_from_gguf},
+    GgufEntry{"qwen35", qwen3_5_from_gguf},        GgufEntry{"phi3", phi3_from_gguf},
+    GgufEntry{"smollm3", smollm3_from_gguf},       GgufEntry{"gemma2", gemma2_from_gguf},
+    GgufEntry{"gemma3", gemma3_from_gguf},         GgufEntry{"qwen3next", qwen3_next_from_gguf},
+    GgufEntry{"deepseek2", deepseek2_from_gguf},   GgufEntry{"deepseek32", deepseek32_from_gguf},
+    GgufEntry{"glm-dsa", glm_dsa_from_gguf},       GgufEntry{"gpt-oss", gpt_oss_from_gguf},
+    GgufEntry{"qwen35moe", qwen3_5_moe_from_gguf}, GgufEntry{"llama4", llama4_from_gguf},
 };
 
 // The least number of letters to add, take away or change until one name is the other.
@@ -91,20 +99,13 @@ std::unexpected<Error> unsupported(std::string_view name, const Tables&... table
               "architecture");
 }
 
-// What the names of the text model's tensors begin with: in released files, and in those that newer tools write.
-std::string root_of(const weights::Checkpoint& checkpoint) {
-  const std::string newer = "model.language_model.";
-  const bool is_newer = checkpoint.tensors != nullptr && checkpoint.tensors->find(newer + "embed_tokens.weight");
-  return is_newer ? newer : "language_model.model.";
-}
-
 Result<ModelSpec> make(const std::string& name, const HuggingFaceConfig& config,
                        const weights::Checkpoint& checkpoint) {
   for (const auto& entry : kHuggingFace)
     if (name == entry.name) return entry.make(config);
-  for (const auto& entry : kComposite)
-    if (name == entry.name) return entry.make(config, root_of(checkpoint));
-  return unsupported(name, kHuggingFace, kComposite);
+  for (const auto& entry : kVarying)
+    if (name == entry.name) return entry.make(config, checkpoint.tensors.get());
+  return unsupported(name, kHuggingFace, kVarying);
 }
 
 Result<ModelSpec> from_hugging_face(const weights::Checkpoint& checkpoint) {
@@ -121,8 +122,8 @@ Result<ModelSpec> from_hugging_face(const weights::Checkpoint& checkpoint) {
   auto extra = config->integer_or("num_nextn_predict_layers", 0, kMaxLayers, 0);
   if (!extra) return std::unexpected(extra.error());
   spec->unread_layers = *extra;
-  const bool composite = std::ranges::find(kComposite, names->front(), &CompositeEntry::name) != kComposite.end();
-  if (!composite)  // of composite ones the text model's configuration has been checked
+  const auto varying = std::ranges::find(kVarying, names->front(), &VaryingEntry::name);
+  if (varying == kVarying.end() || !varying->composite)  // of those the text model's configuration has been checked
     if (auto all = require_understood(*config); !all) return std::unexpected(all.error());
   return spec;
 }

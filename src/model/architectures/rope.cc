@@ -114,9 +114,9 @@ Result<void> read_llama3(const Section& s, RopeParameters& rope) {
   take_original_length(s, rope, error);
   if (error) return std::unexpected(*error);
   if (auto ok = positive(s, "factor", rope.factor); !ok) return ok;
-  if (rope.high_freq_factor > rope.low_freq_factor) return {};
+  if (rope.high_freq_factor >= rope.low_freq_factor) return {};
   return fail(ErrorKind::kCorruptFile,
-              fmt::format("configuration key {} must be greater than low_freq_factor", s.key("high_freq_factor")),
+              fmt::format("configuration key {} must be at least low_freq_factor", s.key("high_freq_factor")),
               s.key("high_freq_factor"));
 }
 

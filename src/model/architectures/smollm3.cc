@@ -1,7 +1,5 @@
 // SmolLM3: a Llama with a tied head, some of whose layers, usually every fourth, have no rope. Source: transformers'
 // SmolLM3ForCausalLM.
-#include <fmt/format.h>
-
 #include "model/architectures/architectures.h"
 #include "model/architectures/decoder.h"
 
@@ -10,23 +8,6 @@ namespace {
 
 constexpr double kDefaultTheta = 2000000;
 constexpr int kDefaultInterval = 4;  // also that of all GGUF files
-
-// Which layers have a rope: by a list of 1 and 0, else all but every n-th.
-Result<std::vector<int>> layers_with_rope(const HuggingFaceConfig& config, int layers) {
-  auto interval = config.integer_or("no_rope_layer_interval", 1, kMaxLayers, kDefaultInterval);
-  if (!interval) return std::unexpected(interval.error());
-  if (config.has("no_rope_layers")) {
-    auto listed = config.integers("no_rope_layers", 0, 1);
-    if (listed && listed->size() != static_cast<size_t>(layers))
-      return fail(ErrorKind::kCorruptFile,
-                  fmt::format("no_rope_layers must have one entry a layer, {}, not {}", layers, listed->size()),
-                  "no_rope_layers");
-    return listed;
-  }
-  std::vector<int> out;
-  for (int i = 0; i < layers; ++i) out.push_back((i + 1) % *interval != 0);
-  return out;
-}
 
 // Without layer_types, windows are for layers without rope.
 Result<std::vector<int>> windows_of(const HuggingFaceConfig& config, const std::vector<int>& with_rope) {
@@ -44,7 +25,7 @@ Result<ModelSpec> smollm3_from_hugging_face(const HuggingFaceConfig& config) {
   if (auto read = read_biases(config, traits); !read) return std::unexpected(read.error());
   auto spec = plain_decoder(config, traits, kDefaultTheta);
   if (!spec) return spec;
-  auto with_rope = layers_with_rope(config, static_cast<int>(spec->layers.size()));
+  auto with_rope = layers_with_rope(config, static_cast<int>(spec->layers.size()), kDefaultInterval);
   if (!with_rope) return std::unexpected(with_rope.error());
   auto windows = windows_of(config, *with_rope);
   if (!windows) return std::unexpected(windows.error());

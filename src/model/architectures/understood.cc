@@ -89,6 +89,7 @@ constexpr auto kHarmless = std::to_array({
     "mtp_num_hidden_layers"sv,
     "mtp_use_dedicated_embeddings"sv,
     "original_max_position_embeddings"sv,
+    "partial_rotary_factor"sv,
     "qk_head_dim"sv,
     "rope_local_base_freq"sv,
     "rope_theta"sv,

@@ -79,7 +79,8 @@ def writer(path, arch, c):
     w = gguf.GGUFWriter(path, arch)
     w.add_block_count(c["num_hidden_layers"])
     w.add_embedding_length(c["hidden_size"])
-    w.add_feed_forward_length(c["intermediate_size"])
+    if "intermediate_size" in c:  # else all layers have experts
+        w.add_feed_forward_length(c["intermediate_size"])
     w.add_head_count(c["num_attention_heads"])
     w.add_head_count_kv(c["num_key_value_heads"])
     w.add_key_length(c["head_dim"])
@@ -101,7 +102,8 @@ def llama3_divisors(c):
     inverse = r["rope_theta"] ** (-np.arange(0, d, 2) / d)
     wavelength = 2 * np.pi / inverse
     low, high = r["original_max_position_embeddings"] / r["low_freq_factor"], r["original_max_position_embeddings"] / r["high_freq_factor"]
-    smooth = (r["original_max_position_embeddings"] / wavelength - r["low_freq_factor"]) / (r["high_freq_factor"] - r["low_freq_factor"])
+    between = max(r["high_freq_factor"] - r["low_freq_factor"], 1e-30)  # nothing is blended where they are the same
+    smooth = (r["original_max_position_embeddings"] / wavelength - r["low_freq_factor"]) / between
     scaled = np.where(wavelength > low, inverse / r["factor"], np.where(wavelength < high, inverse, (1 - smooth) * inverse / r["factor"] + smooth * inverse))
     return (inverse / scaled).astype(np.float32)
 

@@ -123,9 +123,35 @@ def qwen35(folder, out):
     c = json.load(open(f"{folder}/config.json"))
     w = writer(out, "qwen35", c)
     delta_parameters(w, c)
+    qwen35_tensors(w, c, read_safetensors(f"{folder}/model.safetensors"))
+    finish(w)
+
+
+def qwen35moe(folder, out):
+    c = json.load(open(f"{folder}/config.json"))["text_config"]
+    w = writer(out, "qwen35moe", c)
+    delta_parameters(w, c)
+    expert_parameters(w, c)
+    root, tensors = "model.language_model.", {}
+    for name, values in read_safetensors(f"{folder}/model.safetensors").items():
+        if name.startswith(root) or name == "lm_head.weight":
+            tensors[name.replace(root, "model.")] = values
+    stack_experts(w, tensors, c["num_hidden_layers"], c["num_experts"])
+    qwen35_tensors(w, c, tensors)
+    finish(w)
+
+
+def expert_parameters(w, c):
+    w.add_expert_count(c["num_experts"])
+    w.add_expert_used_count(c["num_experts_per_tok"])
+    w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
+
+
+def qwen35_tensors(w, c, tensors):
     dv = c["linear_value_head_dim"]
     before = 2 * c["linear_num_key_heads"] * c["linear_key_head_dim"]  # rows of q and k
-    for name, values in read_safetensors(f"{folder}/model.safetensors").items():
+    for name, values in tensors.items():
         layer, rest = place(name)
         if layer is None:
             add(w, rest, values + 1 if values.ndim == 1 else values, kind_of(rest, values))
@@ -139,18 +165,16 @@ def qwen35(folder, out):
             values = tiled(values, c, 0, 1)
         elif part == "out_proj":
             values = tiled(values, c, 1, dv)
-        add(w, f"blk.{layer}.{QWEN[rest]}", values, kind_of(QWEN[rest], values))
-    finish(w)
+        elif rest == "mlp.shared_expert_gate.weight":
+            values = values[0]  # llama.cpp keeps no dimensions of one behind the last other
+        add(w, f"blk.{layer}.{QWEN_NEXT[rest]}", values, kind_of(QWEN_NEXT[rest], values))
 
 
 def qwen3next(folder, out):
     c = json.load(open(f"{folder}/config.json"))
     w = writer(out, "qwen3next", c)
     delta_parameters(w, c)
-    w.add_expert_count(c["num_experts"])
-    w.add_expert_used_count(c["num_experts_per_tok"])
-    w.add_expert_feed_forward_length(c["moe_intermediate_size"])
-    w.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
+    expert_parameters(w, c)
     tensors = read_safetensors(f"{folder}/model.safetensors")
     stack_experts(w, tensors, c["num_hidden_layers"], c["num_experts"])
     keys, dk, dv = c["linear_num_key_heads"], c["linear_key_head_dim"], c["linear_value_head_dim"]
@@ -244,8 +268,8 @@ def glm_dsa(folder, out):
 
 def main():
     models = sys.argv[1]
-    twins = (("qwen3_5", qwen35), ("qwen3_next", qwen3next), ("glm4_moe_lite", older_deepseek2), ("deepseek_v3", deepseek2),
-             ("deepseek_v32", deepseek32), ("glm_moe_dsa", glm_dsa))
+    twins = (("qwen3_5", qwen35), ("qwen3_5_moe", qwen35moe), ("qwen3_next", qwen3next), ("glm4_moe_lite", older_deepseek2),
+             ("deepseek_v3", deepseek2), ("deepseek_v32", deepseek32), ("glm_moe_dsa", glm_dsa))
     for name, write in twins:
         write(f"{models}/{name}", f"{models}/gguf/{name}.gguf")
 

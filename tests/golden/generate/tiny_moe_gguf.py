@@ -4,7 +4,9 @@
 usage: tiny_moe_gguf.py MODELS_DIR     (needs: pip install gguf safetensors numpy)
 
 Two hold the weights of the fixtures qwen3_moe and gpt_oss as a converter writes them, all experts of a matrix in one
-stack: their answers are the fixtures' own. One has random weights in K-quants, for tests that compare Quire with itself.
+stack: their answers are the fixtures' own. One holds those of llama4; the format says nothing of chunks and of queries
+that grow, which are then those of the published models. One has random weights in K-quants, for tests that compare Quire
+with itself.
 """
 import json
 import os
@@ -15,7 +17,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
-from tiny_gguf import add, finish, gguf_name, random_blocks, read_safetensors, writer
+from tiny_gguf import add, add_rope, finish, gguf_name, random_blocks, read_safetensors, writer
 
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -87,6 +89,32 @@ def convert_gpt_oss(folder, out):
     finish(w)
 
 
+def llama4(folder, out):
+    c = json.load(open(f"{folder}/config.json"))
+    w = writer(out, "llama4", c | {"intermediate_size": c["intermediate_size_mlp"]})
+    w.add_expert_count(c["num_local_experts"])
+    w.add_expert_used_count(c["num_experts_per_tok"])
+    w.add_expert_feed_forward_length(c["intermediate_size"])
+    w.add_interleave_moe_layer_step(c["interleave_moe_layer_step"])
+    add_rope(w, "llama4", c)
+    for name, values in read_safetensors(f"{folder}/model.safetensors").items():
+        rest = name.split("feed_forward.")[-1]
+        layer = name.split(".")[2] if rest != name else None
+        if rest == name:
+            add(w, gguf_name(name, False), values, Q.F32 if values.ndim == 1 else Q.BF16)
+        elif rest == "router.weight":
+            add(w, f"blk.{layer}.ffn_gate_inp.weight", values, Q.F32)
+        elif rest == "experts.gate_up_proj":
+            for part, half in zip(("gate", "up"), np.split(values.swapaxes(1, 2), 2, axis=1)):
+                add(w, f"blk.{layer}.ffn_{part}_exps.weight", half, Q.BF16)
+        elif rest == "experts.down_proj":
+            add(w, f"blk.{layer}.ffn_down_exps.weight", values.swapaxes(1, 2), Q.BF16)
+        else:  # gate, up and down of the shared expert or of a dense layer
+            part = rest.removeprefix("shared_expert.").removesuffix("_proj.weight")
+            add(w, f"blk.{layer}.ffn_{part}{'_shexp' if rest.startswith('shared') else ''}.weight", values, Q.BF16)
+    finish(w)
+
+
 def random_model(out, seed):
     c = {
         "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -132,6 +160,7 @@ def main():
     os.makedirs(f"{models}/gguf", exist_ok=True)
     convert(f"{models}/qwen3_moe", f"{models}/gguf/qwen3_moe.gguf")
     convert_gpt_oss(f"{models}/gpt_oss", f"{models}/gguf/gpt_oss.gguf")
+    llama4(f"{models}/llama4", f"{models}/gguf/llama4.gguf")
     random_model(f"{models}/gguf/random_qwen3_moe.gguf", 3)
 
 
