@@ -33,6 +33,7 @@ const fn lines(pattern: &'static str) -> Rule {
 }
 
 const DIGIT: Rule = plain(r"\p{N}");
+const LINE_END: Rule = plain(r"[\r\n]");
 const UP_TO_3_DIGITS: Rule = plain(r"\p{N}{1,3}");
 const CJK: Rule = plain("[一-龥\u{3040}-ゟ゠-ヿ]+");
 const GPT2: Rule = words(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+");
@@ -52,6 +53,15 @@ const GPT4O: Rule = lines(concat!(
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+"
 ));
+const YOUTU_SCRIPTS: Rule = plain(concat!(
+    "[가-힣ㄱ-\u{318e}]+|[！…“”‘’—：；，、-\u{303f}\u{fe30}-\u{fe4f}]+",
+    "|[\u{3105}-\u{312f}]+|[一-龥\u{3040}-ゟ゠-ヿ]+"
+));
+const YOUTU: Rule = lines(concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+"
+));
 const TEKKEN: Rule = lines(concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
@@ -64,6 +74,29 @@ const SEED_CODER: Rule =
     lines(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+");
 const MINICPM5: Rule =
     lines(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+");
+
+// Letters of alphabets that have cases. The marks' `:-~` holds those of Latin once more.
+const DEEPSEEK_LETTERS: Rule = plain(concat!(
+    "\\s?[",
+    "A-Za-z\u{b5}\u{c0}-\u{d6}\u{d8}-\u{f6}\u{f8}-\u{1ba}\u{1bc}-\u{1bf}\u{1c4}-\u{293}",
+    "\u{295}-\u{2af}\u{370}-\u{373}\u{376}\u{377}\u{37b}-\u{37d}\u{37f}\u{386}\u{388}-\u{38a}",
+    "\u{38c}\u{38e}-\u{3a1}\u{3a3}-\u{3f5}\u{3f7}-\u{481}\u{48a}-\u{52f}\u{531}-\u{556}",
+    "\u{10a0}-\u{10c5}\u{13a0}-\u{13f5}\u{13f8}-\u{13fd}\u{1c90}-\u{1cba}\u{1cbd}-\u{1cbf}",
+    "\u{1d00}-\u{1d2b}\u{1d6b}-\u{1d77}\u{1d79}-\u{1d9a}\u{1e00}-\u{1f15}\u{1f18}-\u{1f1d}",
+    "\u{1f20}-\u{1f45}\u{1f48}-\u{1f4d}\u{1f50}-\u{1f57}\u{1f59}\u{1f5b}\u{1f5d}\u{1f5f}-\u{1f7d}",
+    "\u{1f80}-\u{1fb4}\u{1fb6}-\u{1fbc}\u{1fbe}\u{1fc2}-\u{1fc4}\u{1fc6}-\u{1fcc}\u{1fd0}-\u{1fd3}",
+    "\u{1fd6}-\u{1fdb}\u{1fe0}-\u{1fec}\u{1ff2}-\u{1ff4}\u{1ff6}-\u{1ffc}\u{2102}\u{2107}",
+    "\u{210a}-\u{2113}\u{2115}\u{2119}-\u{211d}\u{2124}\u{2126}\u{2128}\u{212a}-\u{212d}",
+    "\u{212f}-\u{2134}\u{2139}\u{213c}-\u{213f}\u{2145}-\u{2149}\u{214e}\u{2183}\u{2184}",
+    "\u{2c00}-\u{2c7b}\u{2c7e}-\u{2ce4}\u{2ceb}-\u{2cee}\u{2cf2}\u{2cf3}\u{a640}-\u{a66d}",
+    "\u{a680}-\u{a69b}\u{a722}-\u{a76f}\u{a771}-\u{a787}\u{a78b}-\u{a78e}\u{ab70}-\u{abbf}",
+    "\u{fb00}-\u{fb06}\u{fb13}-\u{fb17}\u{ff21}-\u{ff3a}\u{ff41}-\u{ff5a}\u{10400}-\u{1044f}",
+    "\u{104b0}-\u{104d3}\u{104d8}-\u{104fb}\u{10c80}-\u{10cb2}\u{10cc0}-\u{10cf2}\u{118a0}-\u{118df}",
+    "\u{1e900}-\u{1e943}",
+    "]+"
+));
+const DEEPSEEK_MARKS: Rule = plain("\\s?[!-/:-~\u{ff01}-\u{ff0f}\u{ff1a}-\u{ff5e}\u{2018}-\u{201f}\u{3000}-\u{3002}]+");
+const DEEPSEEK_CJK: Rule = plain("[一-龥\u{800}-一가-\u{d7ff}]+");
 
 struct Entry {
     names: &'static [&'static str],
@@ -111,17 +144,20 @@ static TABLE: &[Entry] = &[
         ignore_merges: true,
         add_bos: true,
     },
-    entry(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], &[LLAMA3]),
+    entry(&["dbrx", "smaug-bpe", "chatglm-bpe"], &[LLAMA3]),
+    Entry { names: &["glm4", "glm5"], rules: &[LLAMA3], ignore_merges: true, add_bos: false },
     entry(
         &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"],
         &[QWEN2],
     ),
     entry(&["qwen35"], &[QWEN35]),
     entry(&["deepseek-v3", "hunyuan-dense", "joyai-llm"], &[UP_TO_3_DIGITS, CJK, DEEPSEEK3]),
+    entry(&["deepseek-coder"], &[LINE_END, plain(r"\s?\p{L}+"), plain(r"\s?\p{P}+"), DEEPSEEK_CJK, DIGIT]),
     entry(
-        &["deepseek-coder"],
-        &[plain(r"[\r\n]"), plain(r"\s?\p{L}+"), plain(r"\s?\p{P}+"), plain("[一-龥ࠀ-一가-\u{d7ff}]+"), DIGIT],
+        &["deepseek-llm"],
+        &[LINE_END, DEEPSEEK_LETTERS, DEEPSEEK_MARKS, plain(r"\s+$"), DEEPSEEK_CJK, plain(r"\p{N}+")],
     ),
+    Entry { names: &["youtu"], rules: &[YOUTU_SCRIPTS, YOUTU], ignore_merges: true, add_bos: false },
     entry(&["falcon"], &[plain(r"[\p{P}\$\+<=>\^~\|`]+"), GPT2, plain(r"[0-9][0-9][0-9]")]),
     entry(&["gpt-4o", "llama4", "kanana2", "minimax-m2"], &[GPT4O]),
     Entry { names: &["tekken"], rules: &[TEKKEN], ignore_merges: true, add_bos: true },
@@ -258,5 +294,28 @@ mod tests {
         assert_eq!(split("llama-bpe", "IT'S"), ["IT", "'S"]);
         assert_eq!(split("gpt-2", "IT'S"), ["IT", "'", "S"]);
         assert_eq!(split("gpt-4o", "It's"), ["It's"]);
+    }
+
+    // What the `tokenizers` package makes of the same patterns, each a Split that isolates matches. `|` parts pieces.
+    #[test]
+    fn pieces_are_those_of_the_tokenizers_package() {
+        let cases = [
+            ("deepseek-llm", "Hello| | world|'|s| |12345| na|\u{ef}|ve|\n|\n|\t| x| +=| |1|;| |\u{6f22}\u{5b57}\u{304b}\u{306a}|  |\r|\n| '|LL|  "),
+            ("deepseek-llm", "don|'|t| | stop|\u{3002}|\u{3053}\u{308c}\u{306f}|123|\u{3067}\u{3059}|  "),
+            ("deepseek-llm", "a|\u{b5}\u{c0}| \u{416}\u{438}\u{437}\u{43d}\u{44c}|,| |\u{d55c}\u{ad6d}\u{c5b4}| \u{ff21}\u{ff22}\u{ff23}|\u{ff01}| x|=|1|.|5|e|3"),
+            ("deepseek-llm", "\u{4f60}\u{597d}|\u{ff0c}|\u{4e16}\u{754c}|\u{ff01}| tabs|\t|\there|   |\n| | end"),
+            ("deepseek-coder", "Hello| | world|'|s| |1|2|3|4|5| na\u{ef}ve|\n|\n|\t| x| += |1|;| |\u{6f22}\u{5b57}\u{304b}\u{306a}|  |\r|\n| '|LL|  "),
+            ("deepseek-coder", "don|'|t| | stop|\u{3002}|\u{3053}\u{308c}\u{306f}|1|2|3|\u{3067}\u{3059}|  "),
+            ("deepseek-coder", "a\u{b5}\u{c0}| \u{416}\u{438}\u{437}\u{43d}\u{44c}|,| |\u{d55c}\u{ad6d}\u{c5b4}| \u{ff21}\u{ff22}\u{ff23}|\u{ff01}| x|=|1|.|5|e|3"),
+            ("deepseek-coder", "\u{4f60}\u{597d}|\u{ff0c}|\u{4e16}\u{754c}|\u{ff01}| tabs|\t|\there|   |\n| | end"),
+            ("youtu", "Hello| | world's| |1|2|3|4|5| na\u{ef}ve|\n\n|\t| x| +=| |1|;| |\u{6f22}\u{5b57}\u{304b}\u{306a}|  \r\n| '|LL|  "),
+            ("youtu", "don't| | stop|\u{3002}|\u{3053}\u{308c}\u{306f}|1|2|3|\u{3067}\u{3059}|  "),
+            ("youtu", "a\u{b5}|\u{c0}| \u{416}\u{438}\u{437}\u{43d}\u{44c}|,| |\u{d55c}\u{ad6d}\u{c5b4}| \u{ff21}\u{ff22}\u{ff23}|\u{ff01}| x|=|1|.|5|e|3"),
+            ("youtu", "\u{4f60}\u{597d}|\u{ff0c}|\u{4e16}\u{754c}|\u{ff01}| tabs|\t|\there|   \n| | end"),
+        ];
+        for (name, pieces) in cases {
+            let pieces: Vec<&str> = pieces.split('|').collect();
+            assert_eq!(split(name, &pieces.concat()), pieces, "{name}");
+        }
     }
 }
