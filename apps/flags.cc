@@ -63,6 +63,10 @@ CLI::Validator number(double low, double high) {
 constexpr double kFastest = 1e9;
 constexpr double kSlowest = 1e9 / static_cast<double>(sched::kMostCostNs);
 
+CLI::Validator not_empty() {
+  return {[](const std::string& text) { return text.empty() ? std::string("must not be empty") : std::string(); }, ""};
+}
+
 // What a command's flags say before it is checked and goes into its options.
 struct FlagTexts {
   std::string dtype = "auto";
@@ -82,7 +86,8 @@ struct FlagTexts {
 void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_option("MODEL,--model", o.model, "A folder in Hugging Face format, or a .gguf file")->required();
   app.add_option("--hf-config-path", o.hf_config_path,
-                 "A config.json, or a folder with one, instead of the model's own");
+                 "A config.json, or a folder with one, instead of the model's own")
+      ->check(not_empty());
   app.add_option("--hf-overrides", o.hf_overrides, "A JSON object that is merged into the model's configuration");
   app.add_option("--dtype", t.dtype, "Numeric profile: auto, float32, bfloat16 or q8 (quantised files)")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "q8"}));

@@ -40,8 +40,9 @@ std::string numerics_of(const model::GatedDeltaSpec& g) {
 }
 
 std::string numerics_of(const model::LatentSpec& l) {
-  std::string text = fmt::format("latent {} {} {} {} {} {} {} {}", l.shape.heads, l.shape.nope_dim, l.shape.rope_dim,
-                                 l.shape.value_dim, l.shape.rank, l.query_rank, l.scale, l.rope);
+  std::string text =
+      fmt::format("latent {} {} {} {} {} {} {} {} eps {}", l.shape.heads, l.shape.nope_dim, l.shape.rope_dim,
+                  l.shape.value_dim, l.shape.rank, l.query_rank, l.scale, l.rope, l.norm_epsilon);
   if (const auto& i = l.indexer)
     text += fmt::format(" pooled {} {} {} {} {} {}", i->shape.pool, i->shape.heads, i->shape.dim, i->shape.top_k,
                         i->norm_epsilon, i->rope);
@@ -105,6 +106,17 @@ std::string hex(std::span<const std::byte> bytes) {
   return text;
 }
 
+// The CPUs that workers are pinned to, where they are pinned.
+Result<std::vector<int>> worker_cpus(const EngineOptions& options) {
+  int threads = options.threads > 0 ? options.threads : usable_cores();
+  if (options.threads == 0 && options.cpu_affinity != "auto") {
+    const auto list = parse_cpu_list(options.cpu_affinity);
+    if (!list) return std::unexpected(list.error());
+    threads = static_cast<int>(list->size());
+  }
+  return place_workers(options.cpu_affinity, threads, read_topology("/sys/devices/system", allowed_cpus()));
+}
+
 Result<void> check_options(const EngineOptions& options) {
   const struct {
     const char* name;
@@ -129,6 +141,8 @@ Result<void> check_options(const EngineOptions& options) {
   if (options.block_size && *options.block_size % 16 != 0)
     return fail(ErrorKind::kInvalidRequest,
                 fmt::format("block_size must be a multiple of 16, not {}", *options.block_size), "block_size");
+  if (!options.cpu_affinity.empty())
+    if (auto cpus = worker_cpus(options); !cpus) return std::unexpected(cpus.error());
   return {};
 }
 
@@ -141,14 +155,9 @@ std::string notice_of(const model::QuantisationPlan& plan) {
 }
 
 Result<std::unique_ptr<ThreadPool>> make_pool(const EngineOptions& options) {
-  int threads = options.threads > 0 ? options.threads : usable_cores();
-  if (options.cpu_affinity.empty()) return std::make_unique<ThreadPool>(threads);
-  if (options.threads == 0 && options.cpu_affinity != "auto") {
-    const auto list = parse_cpu_list(options.cpu_affinity);
-    if (!list) return std::unexpected(list.error());
-    threads = static_cast<int>(list->size());
-  }
-  auto cpus = place_workers(options.cpu_affinity, threads, read_topology("/sys/devices/system", allowed_cpus()));
+  if (options.cpu_affinity.empty())
+    return std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
+  auto cpus = worker_cpus(options);
   if (!cpus) return std::unexpected(cpus.error());
   return std::make_unique<ThreadPool>(std::move(*cpus));
 }
@@ -269,6 +278,9 @@ Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const Engin
   auto planned = plan_for(outline.layers, options, spec.max_positions, weight_bytes);
   if (!planned) return std::unexpected(planned.error());
   if (auto executable = cache::check_executable(planned->plan); !executable) return std::unexpected(executable.error());
+  for (const kernels::RopeParameters& rope : spec.ropes)
+    if (auto ok = kernels::check_rope(rope, static_cast<int>(planned->plan.max_model_len)); !ok)
+      return std::unexpected(ok.error());
   outline.spec = std::move(spec);
   outline.plan = std::move(planned->plan);
   outline.notice = std::move(planned->notice);

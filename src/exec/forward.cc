@@ -383,7 +383,7 @@ void Forward::gated_delta(const StepBatch& batch, const AttentionGroups& caches,
 Forward::Queries Forward::latent_queries(const StepBatch& batch, const model::LatentSpec& spec,
                                          const model::LatentWeights& weights) {
   const auto stride = static_cast<size_t>(spec.input.rows()), narrow = static_cast<size_t>(spec.query_rank);
-  const float epsilon = model_->spec.norm_epsilon;
+  const float epsilon = spec.norm_epsilon;
   const kernels::RopeTable* rope = spec.rope < 0 ? nullptr : &ropes_[static_cast<size_t>(spec.rope)];
   apply(weights.input, floats(wide_), stride, nullptr);
   charge(Operator::kQkv);

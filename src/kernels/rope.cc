@@ -130,14 +130,17 @@ std::vector<double> rope_inverse_frequencies(const RopeParameters& p) {
   return inverse;
 }
 
-Result<RopeTable> RopeTable::make(const RopeParameters& parameters, int max_positions, Allocator& allocator) {
-  if (auto ok = check(parameters); !ok) return std::unexpected(ok.error());
+Result<void> check_rope(const RopeParameters& parameters, int max_positions) {
+  if (auto ok = check(parameters); !ok) return ok;
   // Angles beyond 2^26 would lose precision; factors below 1 make them larger than positions.
-  if (max_positions < 1 || max_positions > 1 << 24 || max_positions / parameters.factor > 1 << 26) {
-    return fail(ErrorKind::kUnsupported,
-                fmt::format("rope tables for {} positions; must be between 1 and {}", max_positions, 1 << 24),
-                "max_model_len");
-  }
+  if (max_positions >= 1 && max_positions <= 1 << 24 && max_positions / parameters.factor <= 1 << 26) return {};
+  return fail(ErrorKind::kUnsupported,
+              fmt::format("rope tables for {} positions; must be between 1 and {}", max_positions, 1 << 24),
+              "max_model_len");
+}
+
+Result<RopeTable> RopeTable::make(const RopeParameters& parameters, int max_positions, Allocator& allocator) {
+  if (auto ok = check_rope(parameters, max_positions); !ok) return std::unexpected(ok.error());
   RopeTable table;
   auto storage = allocator.allocate(static_cast<size_t>(max_positions) * static_cast<size_t>(parameters.rotary_dim) *
                                     sizeof(float));

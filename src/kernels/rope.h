@@ -45,10 +45,13 @@ struct RopeParameters {
   bool depends_on_longest() const { return type == RopeType::kDynamic || !long_divisors.empty(); }
 };
 
+// kUnsupported, naming the value, unless tables for so many positions can be made of them.
+Result<void> check_rope(const RopeParameters& parameters, int max_positions);
+
 class RopeTable {
  public:
   RopeTable() = default;
-  // Address space for `max_positions` rows; nothing is computed yet. kUnsupported, kExhausted.
+  // Address space for `max_positions` rows; nothing is computed yet. As check_rope(), or kExhausted.
   static Result<RopeTable> make(const RopeParameters& parameters, int max_positions, Allocator& allocator);
 
   // Makes positions [0, end) readable, end <= max_positions. Cheap if they are.

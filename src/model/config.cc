@@ -35,11 +35,10 @@ Result<int> integer_of(const Json& value, std::string_view key, int low, int hig
   return checked(value.get<int64_t>(), key, low, high);
 }
 
-// A parser callback that refuses deep nesting, so that no file can exhaust the stack.
-bool shallow(int depth, Json::parse_event_t, Json&) {
+// Refuses deep nesting, so that no file can exhaust the stack.
+void require_shallow(int depth) {
   constexpr int kMaxDepth = 64;
   if (depth > kMaxDepth) throw std::runtime_error("nested too deeply");
-  return true;
 }
 
 // Without the library's own tag: "[json.exception.out_of_range.406] ".
@@ -49,14 +48,21 @@ std::string_view plain(std::string_view message) {
 }
 
 Result<Json> parse_object(std::string_view text, const char* file) {
+  std::string key;  // the last that was read
+  const auto note = [&](int depth, Json::parse_event_t event, Json& value) {
+    require_shallow(depth);
+    if (event == Json::parse_event_t::key) key = value.get<std::string>();
+    return true;
+  };
   try {
-    Json json = Json::parse(text, shallow);
+    Json json = Json::parse(text, note);
     if (!json.is_object()) return fail(ErrorKind::kCorruptFile, fmt::format("{} is not a JSON object", file));
     return json;
   } catch (const Json::parse_error& e) {
     return fail(ErrorKind::kCorruptFile, fmt::format("{} is no valid JSON, from byte {} on", file, e.byte));
   } catch (const std::exception& e) {
-    return fail(ErrorKind::kCorruptFile, fmt::format("{}: {}", file, plain(e.what())));
+    const std::string where = key.empty() ? "" : fmt::format(", key {}", key.substr(0, 100));
+    return fail(ErrorKind::kCorruptFile, fmt::format("{}{}: {}", file, where, plain(e.what())));
   }
 }
 

@@ -98,6 +98,54 @@ TEST(Qwen2, HasWindowsWhereTheConfigurationTurnsThemOn) {
   expect_refused(spec_of(config), ErrorKind::kCorruptFile, "max_window_layers");
 }
 
+// What transformers' Qwen2Config and Qwen3Config have where a configuration says nothing: 4096 from layer 28 on.
+TEST(Qwen2, HasTheReferencesDefaultsOfWindows) {
+  for (const char* model : {"qwen2", "qwen3"}) {
+    Json config = config_of(model);
+    for (const char* key : {"layer_types", "sliding_window", "max_window_layers"}) config.erase(key);
+    config["num_hidden_layers"] = 30;
+    config["use_sliding_window"] = true;
+    std::vector<int> want(30, 0);
+    want[28] = want[29] = 4096;
+    EXPECT_EQ(windows_of(*spec_of(config)), want);
+    config["max_window_layers"] = 29;
+    want[28] = 0;
+    EXPECT_EQ(windows_of(*spec_of(config)), want);
+    config["sliding_window"] = nullptr;
+    EXPECT_EQ(windows_of(*spec_of(config)), std::vector<int>(30, 0));
+    config.erase("use_sliding_window");
+    config["sliding_window"] = 16;
+    EXPECT_EQ(windows_of(*spec_of(config)), std::vector<int>(30, 0));
+  }
+}
+
+TEST(Qwen2, RefusesWindowsThatAreAskedForAndTurnedOff) {
+  Json config = config_of("qwen2");
+  config["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention", "full_attention"};
+  config["sliding_window"] = 32;
+  for (const Json& use : {Json(false), Json(nullptr)}) {
+    config["use_sliding_window"] = use;
+    expect_refused(spec_of(config), ErrorKind::kUnsupported, "layer_types");
+  }
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = nullptr;
+  expect_refused(spec_of(config), ErrorKind::kUnsupported, "layer_types");
+}
+
+// As transformers' Qwen3MoeModel: it knows no list of layers.
+TEST(Qwen3Moe, HasItsWindowOnEveryLayer) {
+  Json config = config_of("qwen3_moe");
+  const size_t layers = config["num_hidden_layers"];
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 24;
+  config["max_window_layers"] = 2;
+  EXPECT_EQ(windows_of(*spec_of(config)), std::vector<int>(layers, 24));
+  config.erase("sliding_window");
+  EXPECT_EQ(windows_of(*spec_of(config)), std::vector<int>(layers, 4096));
+  config["layer_types"] = std::vector<std::string>(layers, "full_attention");
+  expect_refused(spec_of(config), ErrorKind::kUnsupported, "layer_types");
+}
+
 TEST(Phi3, HasFusedMatricesAndTurnsPartOfAHead) {
   for (const std::string name : {"phi3", "gguf/phi3.gguf"}) {
     const auto checkpoint = open_checkpoint(fixture(name));
@@ -123,6 +171,10 @@ TEST(SmolLM3, LeavesLayersWithoutRope) {
             (std::vector<int>{0, -1, 0, -1}));
   Json windows = {{"use_sliding_window", true}, {"sliding_window", 24}, {"layer_types", nullptr}};
   EXPECT_EQ(windows_of(*with("smollm3", windows)), (std::vector<int>{0, 0, 0, 24}));
+  windows["max_window_layers"] = 28;  // which the published model says and nothing reads
+  EXPECT_EQ(windows_of(*with("smollm3", windows)), (std::vector<int>{0, 0, 0, 24}));
+  windows["sliding_window"] = nullptr;
+  EXPECT_EQ(windows_of(*with("smollm3", windows)), (std::vector<int>{0, 0, 0, 0}));
   for (const Json& wrong : {Json{1, 1, 1}, Json{1, 1, 1, 2}, Json{1, 1, 1, true}, Json(4)})
     expect_refused(with("smollm3", {{"no_rope_layers", wrong}}), ErrorKind::kCorruptFile, "no_rope_layers");
   expect_refused(with("smollm3", {{"no_rope_layers", nullptr}, {"no_rope_layer_interval", 0}}), ErrorKind::kCorruptFile,
@@ -139,6 +191,9 @@ TEST(Gemma2, HasCapsAndAWindowOnEveryOtherLayer) {
     EXPECT_EQ(spec->logit_soft_cap, 15);
   }
   EXPECT_EQ(windows_of(*with("gemma2", {{"layer_types", nullptr}})), (std::vector<int>{16, 0, 16, 0}));
+  // The reference reads no such key.
+  EXPECT_EQ(windows_of(*with("gemma2", {{"layer_types", nullptr}, {"sliding_window_pattern", 4}})),
+            (std::vector<int>{16, 0, 16, 0}));
   expect_refused(with("gemma2", {{"use_bidirectional_attention", true}}), ErrorKind::kUnsupported,
                  "use_bidirectional_attention");
   expect_refused(with("gemma2", {{"query_pre_attn_scalar", 0}}), ErrorKind::kCorruptFile, "query_pre_attn_scalar");
@@ -218,6 +273,12 @@ TEST(Understood, AnUnknownArchitectureIsToldTheClosest) {
   EXPECT_EQ(closest("MixtralForCausalLM"), "MistralForCausalLM");
   EXPECT_EQ(closest("Gemma3ForConditionalGeneratio"), "Gemma3ForConditionalGeneration");
   EXPECT_FALSE(with("llama_tied", {{"architectures", {std::string(1 << 20, 'x')}}}));
+}
+
+TEST(ConfigSource, NamesTheKeyOfANumberThatIsTooLarge) {
+  const auto config = HuggingFaceConfig::parse(R"({"rope": {"theta": 1e400}})", "");
+  ASSERT_FALSE(config);
+  EXPECT_NE(config.error().message.find("theta"), std::string::npos) << config.error().message;
 }
 
 TEST(ConfigSource, OverridesAreMerged) {

@@ -385,5 +385,27 @@ TEST(Glm4MoeLite, LeavesOutWhatPredictsFurtherAhead) {
   EXPECT_FALSE(check_names(*spec, *checkpoint.tensors));
 }
 
+// One layer less: the last of the model itself is not taken for one that predicts further ahead.
+TEST(Glm4MoeLite, NoLayerIsLostToANumberThatIsTooLow) {
+  const weights::Checkpoint checkpoint = open("glm4_moe_lite");
+  auto spec =
+      changed("glm4_moe_lite", {{"num_hidden_layers", 2}, {"mlp_layer_types", nullptr}, {"first_k_dense_replace", 1}});
+  ASSERT_TRUE(spec) << spec.error().message;
+  const auto named = check_names(*spec, *checkpoint.tensors);
+  ASSERT_FALSE(named);
+  EXPECT_TRUE(named.error().param.starts_with("model.layers.")) << named.error().message;
+  spec->unread_layers = 2;
+  EXPECT_TRUE(check_names(*spec, *checkpoint.tensors).error().param.starts_with("model.layers.2."));
+}
+
+// Glm4MoeLiteRMSNorm's own default, for norms that are made without one.
+TEST(Glm4MoeLite, InnerNormsHaveAnEpsilonOfTheirOwn) {
+  for (const char* model : {"glm4_moe_lite", "deepseek_v3"}) {
+    const auto spec = changed(model, {{"rms_norm_eps", 1e-3}});
+    EXPECT_FLOAT_EQ(spec->norm_epsilon, 1e-3F);
+    EXPECT_FLOAT_EQ(std::get<LatentSpec>(spec->layers[0].mixer).norm_epsilon, 1e-6F);
+  }
+}
+
 }  // namespace
 }  // namespace quire::model

@@ -357,14 +357,22 @@ std::optional<size_t> layer_number(std::string_view name, std::string_view befor
   return error == std::errc() ? number : std::numeric_limits<size_t>::max();
 }
 
+// Whether the tensor is of a layer that predicts further ahead: all such join two streams.
+bool joins_streams(std::string_view name) { return name.find(".eh_proj.") != std::string_view::npos; }
+
 // A layer behind the last: with it the model would say something else, unless it only predicts further ahead.
 Result<void> refuse_more_layers(const ModelSpec& spec, const weights::TensorSource& tensors) {
   const std::string first = common_prefix(spec.layers.front());
   const std::string_view before = std::string_view(first).substr(0, first.rfind("0."));
   const size_t count = spec.layers.size() + static_cast<size_t>(spec.unread_layers);
+  std::set<size_t> ahead;
+  for (const weights::Tensor& tensor : tensors.tensors())
+    if (const auto number = layer_number(tensor.name, before); number && joins_streams(tensor.name))
+      ahead.insert(*number);
   for (const weights::Tensor& tensor : tensors.tensors()) {
     const auto number = layer_number(tensor.name, before);
-    if (number && *number >= count)
+    if (!number || *number < spec.layers.size()) continue;
+    if (*number >= count || !ahead.contains(*number))
       return fail(ErrorKind::kCorruptFile,
                   fmt::format("tensor {} belongs to a layer that the configuration does not have: it says {} layers",
                               tensor.name, spec.layers.size()),

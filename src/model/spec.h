@@ -162,8 +162,9 @@ struct LatentSpec {
   // Rows: query_rank, or without it heads of nope and rope; rank; rope_dim; with an indexer its keys (dim), gates
   // (gate_rows()), weights (heads).
   MatrixSpec input;
-  NormSpec query_norm;   // of query_rank; absent without it
-  NormSpec latent_norm;  // of rank
+  NormSpec query_norm;     // of query_rank; absent without it
+  NormSpec latent_norm;    // of rank
+  float norm_epsilon = 0;  // of both
   // Over query_rank; rows: heads of nope and rope; with an indexer its heads of dim. Empty without query_rank.
   MatrixSpec query;
   ExpansionSpec expansion;

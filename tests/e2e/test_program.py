@@ -13,6 +13,9 @@ from tiny import FLAGS, TINY, wait_until_idle
 from quire_server import HttpError, QuireServer, quire_binary
 
 
+LLAMA = TINY.parent / "llama_tied"
+
+
 def run(*arguments, seconds=60):
     command = [str(quire_binary()), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
@@ -182,6 +185,24 @@ def test_a_context_that_does_not_fit():
                                   "--kv-cache-memory-bytes", f" {size} bytes", "not one token", "--block-size")
     flags = ("--kv-cache-memory-bytes", 100_000, "--max-model-len", 512)
     assert_one_clear_line(run("serve", TINY, *flags), "--kv-cache-memory-bytes", "longest that would fit has 160 tokens")
+
+
+def test_inspect_refuses_what_serve_would():
+    for flags, words in (
+        (("--cpu-affinity", "9999"), ("--cpu-affinity", "9999")),
+        (("--cpu-affinity", "0-"), ("--cpu-affinity",)),
+        (("--hf-config-path", ""), ("--hf-config-path", "empty")),
+        (("--hf-overrides", '{"rope_parameters": {"rope_theta": 1e20}}'), ("rope theta",)),
+        (("--hf-overrides", '{"rope_parameters": {"rope_type": "default", "factor": 4.0}}'),
+         ("rope_parameters/factor", "rope_type")),
+    ):
+        for command in ("serve", "inspect"):
+            assert_one_clear_line(run(command, LLAMA, *flags), *words)
+
+
+def test_the_overrides_of_the_readme():
+    shown = run("inspect", LLAMA, "--hf-overrides", '{"rope_parameters": {"rope_type": "linear", "factor": 4.0}}')
+    assert shown.returncode == 0, shown.stderr
 
 
 def test_a_cache_larger_than_the_memory():

@@ -135,6 +135,7 @@ model::LatentSpec SyntheticModel::latent(int index, const SyntheticLayer& layer)
   l.query_rank = layer.narrow ? 24 : 0;
   l.scale = 1 / std::sqrt(static_cast<float>(l.shape.query_dim()));
   l.rope = layer.turned ? rope_of(turned) : -1;
+  l.norm_epsilon = spec_.norm_epsilon;
   l.input = {
       {part(prefix + "query_down", l.latent_offset(), kHidden), part(prefix + "latent", l.shape.row_dim(), kHidden)},
       kHidden};

@@ -9,19 +9,29 @@
 namespace quire::model {
 namespace {
 
+// Of Qwen2 and Qwen3.
+constexpr int kDefaultWindow = 4096, kDefaultFirstWindow = 28;
+
+// What the two formats call the same things.
+struct SizeKeys {
+  std::string kv_heads, head_dim, norm_epsilon;
+};
+const SizeKeys kHuggingFaceKeys{"num_key_value_heads", "head_dim", "rms_norm_eps"};
+const SizeKeys kGgufKeys{"attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon"};
+
 // Whether heads and sizes make sense together; names the key at fault.
-Result<DecoderSizes> checked(DecoderSizes sizes) {
+Result<DecoderSizes> checked(DecoderSizes sizes, const SizeKeys& keys) {
   if (sizes.q_heads % sizes.kv_heads != 0)
     return fail(ErrorKind::kCorruptFile,
-                fmt::format("{} query heads are no multiple of {} key and value heads", sizes.q_heads, sizes.kv_heads),
-                "num_key_value_heads");
+                fmt::format("{} {} is no divisor of the {} query heads", keys.kv_heads, sizes.kv_heads, sizes.q_heads),
+                keys.kv_heads);
   if (sizes.head_dim % 8 != 0 || sizes.head_dim < 8 || sizes.head_dim > 256)
     return fail(ErrorKind::kUnsupported,
-                fmt::format("head_dim {} (attention.key_length in GGUF; where absent, the hidden size over the heads) "
-                            "is not supported; it must be a multiple of 8, from 8 to 256",
-                            sizes.head_dim),
-                "head_dim");
-  if (auto ok = check_norm_epsilon(sizes.norm_epsilon); !ok) return std::unexpected(ok.error());
+                fmt::format("{} {} (where absent, the hidden size over the heads) is not supported; it must be a "
+                            "multiple of 8, from 8 to 256",
+                            keys.head_dim, sizes.head_dim),
+                keys.head_dim);
+  if (auto ok = check_norm_epsilon(keys.norm_epsilon, sizes.norm_epsilon); !ok) return std::unexpected(ok.error());
   return sizes;
 }
 
@@ -53,12 +63,12 @@ Result<DecoderSizes> decoder_sizes(const HuggingFaceConfig& config, bool has_den
   take(config.integer_or("num_key_value_heads", 1, s.q_heads, s.q_heads), s.kv_heads, error);
   take(config.integer_or("head_dim", 1, kMaxHeadDim, s.hidden / s.q_heads), s.head_dim, error);
   if (error) return std::unexpected(*error);
-  return checked(s);
+  return checked(s, kHuggingFaceKeys);
 }
 
-Result<void> check_norm_epsilon(float epsilon) {
+Result<void> check_norm_epsilon(const std::string& key, float epsilon) {
   if (epsilon > 0 && epsilon < 1) return {};
-  return fail(ErrorKind::kCorruptFile, "the norm's epsilon must be between 0 and 1", "rms_norm_eps");
+  return fail(ErrorKind::kCorruptFile, fmt::format("{} must be between 0 and 1, not {}", key, epsilon), key);
 }
 
 Result<int> gguf_layers(const GgufConfig& config) {
@@ -91,7 +101,7 @@ Result<DecoderSizes> decoder_sizes(const GgufConfig& config, bool has_dense) {
   if (value_length != s.head_dim)
     return fail(ErrorKind::kUnsupported, "key and value heads of different sizes are not supported",
                 "attention.value_length");
-  return checked(s);
+  return checked(s, kGgufKeys);
 }
 
 DecoderNames hugging_face_names(const DecoderTraits& traits, const std::string& root) {
@@ -232,10 +242,10 @@ Result<ModelSpec> plain_decoder(const HuggingFaceConfig& config, const DecoderTr
   return spec;
 }
 
-Result<ModelSpec> plain_decoder(const GgufConfig& config, const DecoderTraits& traits, double default_theta) {
+Result<ModelSpec> plain_decoder(const GgufConfig& config, const DecoderTraits& traits) {
   auto sizes = decoder_sizes(config);
   if (!sizes) return std::unexpected(sizes.error());
-  auto rope = gguf_rope(config, sizes->head_dim, default_theta);
+  auto rope = gguf_rope(config, sizes->head_dim);
   if (!rope) return std::unexpected(rope.error());
   // Loading undoes the interleaving of whole heads, which would part pairs from dimensions that do not turn.
   if (traits.interleaved_qk && rope->rotary_dim != sizes->head_dim)
@@ -306,22 +316,39 @@ Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int l
   return layers_of_type(config, "layer_types", layers, "sliding_attention", "full_attention");
 }
 
-Result<std::vector<int>> chosen_windows(const HuggingFaceConfig& config, int layers) {
-  std::vector<int> out(static_cast<size_t>(layers), 0);
-  auto windowed = windowed_layers(config, layers);
-  if (!windowed) return std::unexpected(windowed.error());
-  auto first = config.integer_or("max_window_layers", 0, kMaxPositions, 0);
-  if (!first) return std::unexpected(first.error());
+Result<int> window_in_use(const HuggingFaceConfig& config, int default_window) {
+  const char* key = "sliding_window";
   auto use = config.boolean_or("use_sliding_window", false);
   if (!use) return std::unexpected(use.error());
-  if (!config.has("sliding_window") || !*use) return out;
-  auto window = config.integer("sliding_window", 1, kMaxPositions);
-  if (!window) return std::unexpected(window.error());
-  for (int i = 0; i < layers; ++i) {
-    const auto n = static_cast<size_t>(i);
-    if (windowed->empty() ? i >= *first : (*windowed)[n]) out[n] = *window;
+  int window = config.is_null(key) ? 0 : default_window;
+  if (config.has(key)) {
+    auto read = config.integer(key, *use ? 1 : 0, kMaxPositions);
+    if (!read) return read;
+    window = *read;
   }
+  return *use ? window : 0;
+}
+
+Result<std::vector<int>> chosen_windows(const HuggingFaceConfig& config, std::vector<bool> chosen, int default_window) {
+  auto windowed = windowed_layers(config, static_cast<int>(chosen.size()));
+  if (!windowed) return std::unexpected(windowed.error());
+  auto window = window_in_use(config, default_window);
+  if (!window) return std::unexpected(window.error());
+  if (*window == 0 && std::ranges::find(*windowed, true) != windowed->end())
+    return fail(ErrorKind::kUnsupported,
+                "layer_types asks for windows, which use_sliding_window or sliding_window turns off", "layer_types");
+  if (!windowed->empty()) chosen = std::move(*windowed);
+  std::vector<int> out;
+  for (bool has_window : chosen) out.push_back(has_window ? *window : 0);
   return out;
+}
+
+Result<std::vector<int>> later_windows(const HuggingFaceConfig& config, int layers) {
+  auto first = config.integer_or("max_window_layers", 0, kMaxPositions, kDefaultFirstWindow);
+  if (!first) return std::unexpected(first.error());
+  std::vector<bool> chosen;
+  for (int i = 0; i < layers; ++i) chosen.push_back(i >= *first);
+  return chosen_windows(config, std::move(chosen), kDefaultWindow);
 }
 
 Result<int> window_or_null(const HuggingFaceConfig& config) {

@@ -31,8 +31,8 @@ Result<DecoderSizes> decoder_sizes(const GgufConfig& config, bool has_dense = tr
 // The layers of the model itself: block_count also counts those that predict tokens further ahead.
 Result<int> gguf_layers(const GgufConfig& config);
 
-// kCorruptFile unless it lies between 0 and 1.
-Result<void> check_norm_epsilon(float epsilon);
+// kCorruptFile, naming the key, unless it lies between 0 and 1.
+Result<void> check_norm_epsilon(const std::string& key, float epsilon);
 
 // How an architecture differs from the plain decoder. Norm names are chosen per layer by the architecture itself where
 // it has more than the two usual ones.
@@ -77,7 +77,7 @@ ModelSpec build_decoder(const DecoderSizes& sizes, const DecoderTraits& traits, 
 
 // A decoder with SiLU whose layers attend to everything with the one rope that the configuration asks for.
 Result<ModelSpec> plain_decoder(const HuggingFaceConfig& config, const DecoderTraits& traits, double default_theta);
-Result<ModelSpec> plain_decoder(const GgufConfig& config, const DecoderTraits& traits, double default_theta);
+Result<ModelSpec> plain_decoder(const GgufConfig& config, const DecoderTraits& traits);
 
 // kUnsupported, naming the key, if the configuration asks for another activation than `only`.
 Result<void> require_activation(const HuggingFaceConfig& config, const char* key, const std::string& only);
@@ -95,9 +95,14 @@ Result<std::vector<int>> layers_with_rope(const HuggingFaceConfig& config, int l
 // Which layers attend to a window, by layer_types; empty where the configuration does not have it.
 Result<std::vector<bool>> windowed_layers(const HuggingFaceConfig& config, int layers);
 
-// The window of every layer, 0 for none, where use_sliding_window turns it on: by layer_types, else from
-// max_window_layers on.
-Result<std::vector<int>> chosen_windows(const HuggingFaceConfig& config, int layers);
+// The window that use_sliding_window turns on, 0: none. `default_window` is what holds without sliding_window; null is
+// none.
+Result<int> window_in_use(const HuggingFaceConfig& config, int default_window);
+// That of every layer, 0 for none: in those that layer_types says, else in the `chosen` ones. kUnsupported if
+// layer_types asks for windows and there are none.
+Result<std::vector<int>> chosen_windows(const HuggingFaceConfig& config, std::vector<bool> chosen, int default_window);
+// Of Qwen2 and Qwen3: from max_window_layers on, in sizes that the reference has for what is not said.
+Result<std::vector<int>> later_windows(const HuggingFaceConfig& config, int layers);
 
 // sliding_window, or 0 if it is null. Absent it is an error: references have different defaults.
 Result<int> window_or_null(const HuggingFaceConfig& config);

@@ -20,6 +20,8 @@ namespace {
 
 constexpr double kDefaultTheta = 10000;
 constexpr double kDefaultEpsilon = 1e-6;
+constexpr float kInnerEpsilon =
+    1e-6F;  // of norms of queries and latents, whatever the configuration says of the others
 
 // What the two formats say in different ways.
 struct Latent {
@@ -67,6 +69,7 @@ LatentSpec latent_layer(const Latent& m, const LatentNames& names, bool split, i
   l.query_rank = m.query_rank;
   l.scale = static_cast<float>(m.softmax_factor / std::sqrt(static_cast<double>(m.shape.query_dim())));
   l.rope = 0;
+  l.norm_epsilon = kInnerEpsilon;
   const MatrixPart queries{.tensor = prefix + (m.query_rank > 0 ? names.q_a : names.q), .rows = l.latent_offset()};
   l.input = {{queries, {.tensor = prefix + names.kv_a, .rows = m.shape.row_dim()}}, m.sizes.hidden};
   if (m.query_rank > 0) {
@@ -209,7 +212,7 @@ Result<ModelSpec> from_hugging_face(const HuggingFaceConfig& config, std::string
   take(config.integer_or("moe_layer_freq", 1, kMaxLayers, 1), every, error);
   take(config.boolean_or("rope_interleave", true), interleaved, error);
   if (error) return std::unexpected(*error);
-  if (auto ok = check_norm_epsilon(m.sizes.norm_epsilon); !ok) return std::unexpected(ok.error());
+  if (auto ok = check_norm_epsilon("rms_norm_eps", m.sizes.norm_epsilon); !ok) return std::unexpected(ok.error());
   if (auto ok = kernels::check_latent_shape(m.shape); !ok) return std::unexpected(ok.error());
   if (every != 1) return unsupported("moe_layer_freq", std::to_string(every), "1");
   if (auto read = read_router(config, m); !read) return std::unexpected(read.error());
@@ -291,10 +294,11 @@ Result<ModelSpec> deepseek2_from_gguf(const GgufConfig& config) {
   std::optional<Error> error;
   read_sizes(config, m, error);
   if (error) return std::unexpected(*error);
-  if (auto ok = check_norm_epsilon(m.sizes.norm_epsilon); !ok) return std::unexpected(ok.error());
+  if (auto ok = check_norm_epsilon("attention.layer_norm_rms_epsilon", m.sizes.norm_epsilon); !ok)
+    return std::unexpected(ok.error());
   if (auto ok = kernels::check_latent_shape(m.shape); !ok) return std::unexpected(ok.error());
   if (auto read = read_experts(config, m); !read) return std::unexpected(read.error());
-  take(gguf_rope(config, m.shape.rope_dim, kDefaultTheta), m.rope, error);
+  take(gguf_rope(config, m.shape.rope_dim), m.rope, error);
   take(yarn_softmax_factor(config), m.softmax_factor, error);
   if (error) return std::unexpected(*error);
   m.rope.interleaved = true;

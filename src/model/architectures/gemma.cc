@@ -42,17 +42,15 @@ DecoderTraits traits(const char* architecture, bool qk_norm) {
           .tied_head = true};
 }
 
-// Which layers are full.
-Result<std::vector<bool>> full_layers(const HuggingFaceConfig& config, int layers, int default_pattern) {
+// Which layers are full: by layer_types, else every so many.
+Result<std::vector<bool>> full_layers(const HuggingFaceConfig& config, int layers, int pattern) {
   auto windowed = windowed_layers(config, layers);
   if (!windowed) return windowed;
   if (!windowed->empty()) {
     windowed->flip();
     return windowed;
   }
-  auto pattern = config.integer_or("sliding_window_pattern", 1, kMaxLayers, default_pattern);
-  if (!pattern) return std::unexpected(pattern.error());
-  return every_nth(*pattern, layers);
+  return every_nth(pattern, layers);
 }
 
 void set_layers(ModelSpec& spec, const std::vector<bool>& full, int window) {
@@ -115,7 +113,9 @@ Result<ModelSpec> gemma3(const HuggingFaceConfig& config, const std::string& roo
   if (!t) return std::unexpected(t.error());
   auto sizes = decoder_sizes(config);
   if (!sizes) return std::unexpected(sizes.error());
-  auto full = full_layers(config, sizes->layers, kPattern3);
+  auto pattern = config.integer_or("sliding_window_pattern", 1, kMaxLayers, kPattern3);
+  if (!pattern) return std::unexpected(pattern.error());
+  auto full = full_layers(config, sizes->layers, *pattern);
   if (!full) return std::unexpected(full.error());
   auto window = config.integer("sliding_window", 1, kMaxPositions);
   if (!window) return std::unexpected(window.error());
@@ -170,7 +170,7 @@ Result<ModelSpec> gemma2_from_gguf(const GgufConfig& config) {
   if (!sizes) return std::unexpected(sizes.error());
   auto window = config.integer("attention.sliding_window", 1, kMaxPositions);
   if (!window) return std::unexpected(window.error());
-  auto rope = gguf_rope(config, sizes->head_dim, kLocalTheta);
+  auto rope = gguf_rope(config, sizes->head_dim);
   if (!rope) return std::unexpected(rope.error());
   DecoderTraits t = traits("gemma2", false);
   t.attention_scale = gguf_query_scale(*sizes, 46);
@@ -194,7 +194,7 @@ Result<ModelSpec> gemma3_from_gguf(const GgufConfig& config) {
   if (!sizes) return std::unexpected(sizes.error());
   auto window = config.integer("attention.sliding_window", 1, kMaxPositions);
   if (!window) return std::unexpected(window.error());
-  auto global = gguf_rope(config, sizes->head_dim, kGlobalTheta);
+  auto global = gguf_rope(config, sizes->head_dim);
   if (!global) return std::unexpected(global.error());
   auto local_theta = config.number_or("rope.freq_base_swa", kLocalTheta);
   if (!local_theta) return std::unexpected(local_theta.error());

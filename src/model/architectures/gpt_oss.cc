@@ -108,7 +108,7 @@ Result<ModelSpec> gpt_oss_from_gguf(const GgufConfig& config) {
   read_experts(config, g.experts, error);
   take(config.integer("attention.sliding_window", 1, kMaxPositions), g.window, error);
   if (error) return std::unexpected(*error);
-  auto spec = plain_decoder(config, kTraits, kDefaultTheta);
+  auto spec = plain_decoder(config, kTraits);
   if (!spec) return spec;
   const std::string prefix = gguf_names(kTraits).layer;
   spec->ropes.front().truncate = false;

@@ -29,7 +29,7 @@ Result<ModelSpec> llama_from_gguf(const GgufConfig& config) {
   auto window = config.integer_or("attention.sliding_window", 0, kMaxPositions, 0);
   if (!window) return std::unexpected(window.error());
   DecoderTraits traits{.architecture = "llama", .interleaved_qk = true};
-  auto spec = plain_decoder(config, traits, kDefaultTheta);
+  auto spec = plain_decoder(config, traits);
   if (spec) set_windows(*spec, *window);
   return spec;
 }

@@ -233,7 +233,7 @@ Result<ModelSpec> llama4_from_gguf(const GgufConfig& config) {
         ErrorKind::kUnsupported,
         fmt::format("attention.sliding_window {} is not supported for llama4; it must be {}", window, kDefaultChunk),
         "attention.sliding_window");
-  auto rope = gguf_rope(config, m.sizes.head_dim, kDefaultTheta);
+  auto rope = gguf_rope(config, m.sizes.head_dim);
   if (!rope) return std::unexpected(rope.error());
   m.rope = std::move(*rope);
   m.tied = config.file().find("output.weight") == nullptr;

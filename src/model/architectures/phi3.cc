@@ -22,7 +22,7 @@ Result<ModelSpec> phi3_from_hugging_face(const HuggingFaceConfig& config) {
 Result<ModelSpec> phi3_from_gguf(const GgufConfig& config) {
   auto window = config.integer_or("attention.sliding_window", 0, kMaxPositions, 0);
   if (!window) return std::unexpected(window.error());
-  auto spec = plain_decoder(config, kTraits, kDefaultTheta);
+  auto spec = plain_decoder(config, kTraits);
   if (spec) set_windows(*spec, *window);
   return spec;
 }

@@ -12,7 +12,7 @@ const DecoderTraits kQwen2{.architecture = "qwen2", .qkv_bias = true}, kQwen3{.a
 Result<ModelSpec> with_windows(const HuggingFaceConfig& config, const DecoderTraits& traits) {
   auto spec = plain_decoder(config, traits, kDefaultTheta);
   if (!spec) return spec;
-  auto windows = chosen_windows(config, static_cast<int>(spec->layers.size()));
+  auto windows = later_windows(config, static_cast<int>(spec->layers.size()));
   if (!windows) return std::unexpected(windows.error());
   set_windows(*spec, *windows);
   return spec;
@@ -28,7 +28,7 @@ Result<ModelSpec> qwen3_from_hugging_face(const HuggingFaceConfig& config) {
   return with_windows(config, traits);
 }
 
-Result<ModelSpec> qwen2_from_gguf(const GgufConfig& config) { return plain_decoder(config, kQwen2, kDefaultTheta); }
-Result<ModelSpec> qwen3_from_gguf(const GgufConfig& config) { return plain_decoder(config, kQwen3, kDefaultTheta); }
+Result<ModelSpec> qwen2_from_gguf(const GgufConfig& config) { return plain_decoder(config, kQwen2); }
+Result<ModelSpec> qwen3_from_gguf(const GgufConfig& config) { return plain_decoder(config, kQwen3); }
 
 }  // namespace quire::model

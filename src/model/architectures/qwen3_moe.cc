@@ -12,6 +12,7 @@ namespace quire::model {
 namespace {
 
 constexpr double kDefaultTheta = 10000;
+constexpr int kDefaultWindow = 4096;
 const DecoderTraits kTraits{.architecture = "qwen3moe", .qk_norm = true};
 
 Result<ExpertSizes> expert_sizes(const HuggingFaceConfig& config) {
@@ -55,9 +56,9 @@ Result<ModelSpec> qwen3_moe_from_hugging_face(const HuggingFaceConfig& config) {
   auto spec = plain_decoder(config, traits, kDefaultTheta);
   if (!spec) return spec;
   const auto layers = static_cast<int>(spec->layers.size());
-  auto windows = chosen_windows(config, layers);
-  if (!windows) return std::unexpected(windows.error());
-  set_windows(*spec, *windows);
+  auto window = window_in_use(config, kDefaultWindow);
+  if (!window) return std::unexpected(window.error());
+  set_windows(*spec, *window);  // on every layer, whatever max_window_layers says
   auto sparse = sparse_layers(config, layers);
   if (!sparse) return std::unexpected(sparse.error());
   return with_experts(std::move(spec), expert_sizes(config), hugging_face_expert_names(""),
@@ -65,7 +66,7 @@ Result<ModelSpec> qwen3_moe_from_hugging_face(const HuggingFaceConfig& config) {
 }
 
 Result<ModelSpec> qwen3_moe_from_gguf(const GgufConfig& config) {
-  auto spec = plain_decoder(config, kTraits, kDefaultTheta);
+  auto spec = plain_decoder(config, kTraits);
   if (!spec) return spec;
   const std::vector<bool> sparse(spec->layers.size(), true);
   return with_experts(std::move(spec), expert_sizes(config), gguf_expert_names(), gguf_names(kTraits).layer, sparse);

@@ -281,7 +281,7 @@ Result<Hybrid> read(const GgufConfig& config, bool has_dense = true) {
   take(delta_shape(config), h.delta, error);
   take(config.integer_or("full_attention_interval", 1, kMaxLayers, kDefaultInterval), interval, error);
   if (error) return std::unexpected(*error);
-  take(gguf_rope(config, h.sizes.head_dim, kDefaultTheta), h.rope, error);
+  take(gguf_rope(config, h.sizes.head_dim), h.rope, error);
   if (error) return std::unexpected(*error);
   h.full = every_nth(interval, h.sizes.layers);
   h.sparse.resize(static_cast<size_t>(h.sizes.layers));

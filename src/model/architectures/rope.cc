@@ -33,6 +33,8 @@ constexpr std::array<std::string_view, 15> kKnown = {
 constexpr std::array<std::string_view, 4> kKnownToo = {"short_factor", "long_factor", "mrope_section",
                                                        "mrope_interleaved"};
 
+constexpr double kGgufTheta = 10000;  // where a file does not say it, whatever the architecture
+
 double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * kernels::ln(factor) + 1; }
 
 // Where a configuration keeps the values of one rope.
@@ -181,6 +183,19 @@ Result<void> read_factor(const Section& s, RopeType type, RopeParameters& rope) 
   return positive(s, "factor", rope.factor);
 }
 
+// A factor that nothing would come of: whoever wrote it meant a scaling.
+Result<void> refuse_factor(const Section& s) {
+  const std::string key = s.key("factor");
+  auto factor = s.config.number_or(key, 1);
+  if (!factor) return std::unexpected(factor.error());
+  if (*factor == 1) return {};
+  return fail(
+      ErrorKind::kUnsupported,
+      fmt::format("configuration key {} is {}, but the rope's type is default, which has none; {} must say which", key,
+                  *factor, s.key("rope_type")),
+      key);
+}
+
 // How many of the head's dimensions turn.
 Result<int> rotary_dim(const Section& section, int head_dim, double default_part) {
   const std::string key = section.key_or_outer("partial_rotary_factor");
@@ -207,13 +222,14 @@ Result<RopeParameters> hugging_face_rope(const HuggingFaceConfig& config, const 
   if (!dim) return std::unexpected(dim.error());
   RopeParameters rope{.rotary_dim = *dim};
   std::optional<Error> error;
-  const std::string theta_key = s->is_new ? s->key_or_outer("rope_theta") : "rope_theta";
+  const std::string theta_key = s->key_or_outer("rope_theta");
   take(config.number_or(theta_key, default_theta), rope.theta, error);
   take(config.integer("max_position_embeddings", 1, kMaxPositions), rope.longest, error);
   if (error) return std::unexpected(*error);
   if (!(rope.theta > 1)) return fail(ErrorKind::kCorruptFile, theta_key + " must be greater than 1", theta_key);
 
   Result<void> read;
+  if (*type == "default") read = refuse_factor(*s);
   if (*type == "linear") read = read_factor(*s, RopeType::kLinear, rope);
   if (*type == "dynamic") read = read_factor(*s, RopeType::kDynamic, rope);
   if (*type == "llama3") read = read_llama3(*s, rope);
@@ -222,6 +238,20 @@ Result<RopeParameters> hugging_face_rope(const HuggingFaceConfig& config, const 
   if (!read) return std::unexpected(read.error());
   return rope;
 }
+
+namespace {
+
+Result<double> squared_mscale(double factor, double all_dim, const std::string& key) {
+  constexpr double kMost = 1000;
+  const double mscale = factor > 0 ? yarn_mscale(factor, all_dim) : 0;
+  if (mscale > 0 && mscale <= kMost) return mscale * mscale;
+  return fail(ErrorKind::kCorruptFile,
+              fmt::format("{} {} with the factor {} means a scale of {}; it must be above 0 and at most {}", key,
+                          all_dim, factor, mscale, kMost),
+              key);
+}
+
+}  // namespace
 
 Result<double> yarn_softmax_factor(const HuggingFaceConfig& config) {
   auto s = find_section(config, "");
@@ -233,8 +263,7 @@ Result<double> yarn_softmax_factor(const HuggingFaceConfig& config) {
   if (*type == "default" || *all_dim == 0) return 1;  // for other types the reference asks no more than this
   auto factor = config.number(s->key("factor"));
   if (!factor) return std::unexpected(factor.error());
-  const double mscale = yarn_mscale(*factor, *all_dim);
-  return mscale * mscale;
+  return squared_mscale(*factor, *all_dim, s->key("mscale_all_dim"));
 }
 
 Result<double> yarn_softmax_factor(const GgufConfig& config) {
@@ -243,8 +272,8 @@ Result<double> yarn_softmax_factor(const GgufConfig& config) {
   if (!multiplier) return std::unexpected(multiplier.error());
   auto factor = config.number("rope.scaling.factor");
   if (!factor) return std::unexpected(factor.error());
-  const double mscale = yarn_mscale(*factor, 10 * *multiplier);  // converters write a tenth of mscale_all_dim
-  return mscale * mscale;
+  // Converters write a tenth of mscale_all_dim.
+  return squared_mscale(*factor, 10 * *multiplier, "rope.scaling.yarn_log_multiplier");
 }
 
 namespace {
@@ -268,9 +297,10 @@ Result<std::vector<float>> gguf_divisors(const GgufConfig& config, const char* n
 
 Result<void> read_gguf_scaling(const GgufConfig& config, RopeParameters& rope) {
   std::optional<Error> error;
-  std::string scaling = "none";
+  // As llama.cpp reads it.
+  std::string scaling = config.has("rope.scaling.factor") ? "linear" : "none";
   double attention = 1, more_attention = 1, extrapolation = 1;
-  take(config.string_or("rope.scaling.type", "none"), scaling, error);
+  take(config.string_or("rope.scaling.type", scaling), scaling, error);
   take(config.integer_or("rope.scaling.original_context_length", 1, kMaxPositions, static_cast<int>(rope.longest)),
        rope.original_max_position, error);
   take(config.number_or("rope.scaling.attn_factor", 1), attention, error);
@@ -285,7 +315,19 @@ Result<void> read_gguf_scaling(const GgufConfig& config, RopeParameters& rope) {
     if (error) return std::unexpected(*error);
     if (!(rope.factor > 0))
       return fail(ErrorKind::kCorruptFile, "rope.scaling.factor must be positive", "rope.scaling.factor");
-  } else if (scaling != "none" && scaling != "longrope") {
+  } else if (scaling == "longrope") {
+    double factor = 1;
+    take(config.number_or("rope.scaling.factor", 1), factor, error);
+    if (error) return std::unexpected(*error);
+    if (factor != 1)
+      return fail(ErrorKind::kUnsupported,
+                  fmt::format("rope.scaling.factor {} is not supported for longrope; it must be 1", factor),
+                  "rope.scaling.factor");
+    for (const char* tensor : {"rope_factors_short.weight", "rope_factors_long.weight"})
+      if (config.file().find(tensor) == nullptr)
+        return fail(ErrorKind::kCorruptFile,
+                    fmt::format("rope.scaling.type is longrope, but the tensor {} is missing", tensor), tensor);
+  } else if (scaling != "none") {
     return fail(ErrorKind::kUnsupported,
                 fmt::format("rope scaling {} is not supported; supported are none, linear, yarn and longrope", scaling),
                 "rope.scaling.type");
@@ -306,10 +348,10 @@ Result<void> read_gguf_scaling(const GgufConfig& config, RopeParameters& rope) {
 
 }  // namespace
 
-Result<RopeParameters> gguf_rope(const GgufConfig& config, int head_dim, double default_theta) {
+Result<RopeParameters> gguf_rope(const GgufConfig& config, int head_dim) {
   RopeParameters rope;
   std::optional<Error> error;
-  take(config.number_or("rope.freq_base", default_theta), rope.theta, error);
+  take(config.number_or("rope.freq_base", kGgufTheta), rope.theta, error);
   take(config.integer_or("rope.dimension_count", 2, head_dim, head_dim), rope.rotary_dim, error);
   take(config.integer("context_length", 1, kMaxPositions), rope.longest, error);
   if (error) return std::unexpected(*error);

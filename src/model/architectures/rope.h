@@ -23,6 +23,6 @@ Result<double> yarn_softmax_factor(const GgufConfig& config);
 
 // The rope of GGUF metadata, with the divisors of the tensors rope_freqs.weight, or rope_factors_short.weight and
 // rope_factors_long.weight, where there are such.
-Result<kernels::RopeParameters> gguf_rope(const GgufConfig& config, int head_dim, double default_theta);
+Result<kernels::RopeParameters> gguf_rope(const GgufConfig& config, int head_dim);
 
 }  // namespace quire::model

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -109,6 +110,8 @@ TEST(Rope, NamesTheKeyAtFault) {
            Case{{{"rope_type", "default"}, {"partial_rotary_factor", 1.5}}, corrupt, "partial_rotary_factor"},
            Case{{{"rope_type", "default"}, {"partial_rotary_factor", 0}}, corrupt, "partial_rotary_factor"},
            Case{{{"rope_type", "default"}, {"rope_theta", 0.5}}, corrupt, "rope_theta"},
+           Case{{{"rope_type", "default"}, {"factor", 4.0}}, unsupported, "factor"},
+           Case{{{"factor", 4.0}}, unsupported, "factor"},
        }) {
     SCOPED_TRACE(rope.dump());
     const std::string full = std::string("rope_parameters/") + key;
@@ -118,6 +121,31 @@ TEST(Rope, NamesTheKeyAtFault) {
     EXPECT_EQ(read.error().kind, kind) << read.error().message;
     EXPECT_EQ(read.error().param, full) << read.error().message;
     EXPECT_NE(read.error().message.find(full), std::string::npos) << read.error().message;
+  }
+}
+
+// As transformers' convert_rope_params_to_dict: the base beside it counts only where the section has none.
+TEST(Rope, TakesTheBaseOfAnOldSection) {
+  Json config = {{"max_position_embeddings", 64},
+                 {"rope_theta", 5000.0},
+                 {"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 20000.0}}}};
+  EXPECT_EQ(hugging_face_rope(parse(config), "", 8, 1e4)->theta, 20000);
+  config["rope_scaling"].erase("rope_theta");
+  EXPECT_EQ(hugging_face_rope(parse(config), "", 8, 1e4)->theta, 5000);
+  config["rope_scaling"] = {{"rope_type", "default"}, {"factor", 1.0}};
+  EXPECT_TRUE(hugging_face_rope(parse(config), "", 8, 1e4));
+}
+
+TEST(Rope, BoundsWhatTheSoftmaxIsMultipliedWith) {
+  const auto factor = [](double all_dim) {
+    return yarn_softmax_factor(
+        parse({{"max_position_embeddings", 64},
+               {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}, {"mscale_all_dim", all_dim}}}}));
+  };
+  EXPECT_NEAR(*factor(1), std::pow(0.1 * std::log(4.0) + 1, 2), 1e-12);
+  for (double wrong : {1e5, 1e300, -10.0, -1e300}) {
+    ASSERT_FALSE(factor(wrong)) << wrong;
+    EXPECT_EQ(factor(wrong).error().param, "rope_scaling/mscale_all_dim");
   }
 }
 

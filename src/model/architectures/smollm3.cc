@@ -1,5 +1,8 @@
 // SmolLM3: a Llama with a tied head, some of whose layers, usually every fourth, have no rope. Source: transformers'
 // SmolLM3ForCausalLM.
+#include <utility>
+#include <vector>
+
 #include "model/architectures/architectures.h"
 #include "model/architectures/decoder.h"
 
@@ -9,13 +12,11 @@ namespace {
 constexpr double kDefaultTheta = 2000000;
 constexpr int kDefaultInterval = 4;  // also that of all GGUF files
 
-// Without layer_types, windows are for layers without rope.
+// Windows are for layers without rope, unless layer_types says otherwise.
 Result<std::vector<int>> windows_of(const HuggingFaceConfig& config, const std::vector<int>& with_rope) {
-  auto windows = chosen_windows(config, static_cast<int>(with_rope.size()));
-  if (windows && !config.has("layer_types"))
-    for (size_t i = 0; i < with_rope.size(); ++i)
-      if (with_rope[i] != 0) (*windows)[i] = 0;
-  return windows;
+  std::vector<bool> chosen;
+  for (int rope : with_rope) chosen.push_back(rope == 0);
+  return chosen_windows(config, std::move(chosen), 0);
 }
 
 }  // namespace
@@ -37,7 +38,7 @@ Result<ModelSpec> smollm3_from_hugging_face(const HuggingFaceConfig& config) {
 
 Result<ModelSpec> smollm3_from_gguf(const GgufConfig& config) {
   DecoderTraits traits{.architecture = "smollm3", .interleaved_qk = true};
-  auto spec = plain_decoder(config, traits, kDefaultTheta);
+  auto spec = plain_decoder(config, traits);
   if (!spec) return spec;
   for (size_t i = kDefaultInterval - 1; i < spec->layers.size(); i += kDefaultInterval)
     spec->layers[i].attention().rope = -1;

@@ -104,7 +104,6 @@ constexpr auto kHarmlessGguf = std::to_array({
     "attention.layer_norm_epsilon"sv,  // beside that of RMSNorm
     "pooling_type"sv,                  // for embeddings
     "rope.dimension_sections"sv,       // how axes of images share the dimensions: all one for text
-    "rope.scaling.factor"sv,           // of no type
     "rope.scaling.finetuned"sv,        // a note
     "rope.scaling.yarn_beta_fast"sv,   // of another type
     "rope.scaling.yarn_beta_slow"sv,   //
