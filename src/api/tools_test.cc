@@ -165,7 +165,7 @@ TEST_F(ToolsService, AStreamAddsUpToTheWholeAnswer) {
         json& message = expected["message"];
         message.erase("refusal");
         drop_empty_content(message);
-        for (const size_t size : {1, 3, 1000}) {
+        for (const size_t size : {size_t{1}, size_t{3}, size_t{1000}}) {
           json got = streamed(kTools + more, text, size, reason);
           drop_empty_content(got["message"]);
           EXPECT_EQ(got["message"], message) << text << more << size;
