@@ -125,7 +125,8 @@ std::unique_ptr<OutputParser> Generation::new_parser() const {
   const ToolUse& use = plan_.tool_use;
   if (use.choice == ToolUse::Choice::kNamed) return make_arguments_parser(use.named);
   if (use.choice == ToolUse::Choice::kRequired) return make_calls_parser(use.tools);
-  return make_output_parser(context_.backend.formats, use.tools, plan_.prompt_end);
+  // What must follow something does so from its first token on: it is not the reasoning that the prompt has opened.
+  return make_output_parser(context_.backend.formats, use.tools, plan_.constraint ? "" : plan_.prompt_end);
 }
 
 std::string Generation::echo_text(size_t answer) const {

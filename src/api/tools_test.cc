@@ -197,6 +197,29 @@ TEST_F(ToolsService, SpecialTokensThatMarkAreSeen) {
   EXPECT_EQ(finish_body(*exchange)["message"]["content"], "ab");
 }
 
+class OpenedReasoning : public ToolsService {
+ protected:
+  // A template that begins the answer's reasoning, as those of thinking models do.
+  void SetUp() override {
+    auto compiled = text::ChatTemplate::compile({.text = "{{ messages[0].content }}<think>\n"});
+    ASSERT_TRUE(compiled);
+    template_ = std::move(*compiled);
+    open(kFormats);
+  }
+};
+
+TEST_F(OpenedReasoning, ComesBeforeTheAnswer) {
+  const json message = whole(kTools, "so</think>yes")["message"];
+  EXPECT_EQ(message["reasoning"], "so");
+  EXPECT_EQ(message["content"], "yes");
+}
+
+TEST_F(OpenedReasoning, IsNoneOfAnAnswerThatMustFollowSomething) {
+  const json message = whole(R"("structured_outputs":{"choice":["yes"]})", "yes")["message"];
+  EXPECT_EQ(message["content"], "yes");
+  EXPECT_FALSE(message.contains("reasoning"));
+}
+
 TEST_F(ToolsService, ANamedToolIsForced) {
   open(kFormats);
   const std::string named = R"(,"tool_choice":{"type":"function","function":{"name":"add"}})";

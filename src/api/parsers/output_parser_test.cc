@@ -144,6 +144,8 @@ const std::vector<Case> kCases = {
      "to=functions.now<|channel|>commentary<|message|>{}",
      "content:I will look.|call:now|args:{}"},
     {kHarmony, "no channels at all", "content:no channels at all"},
+    {kHarmony, "if a <|b|> c", "content:if a <|b|> c"},
+    {kHarmony, "<|channel|>anal", ""},
     {kHarmony, "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>fin", "reason:Hm."},
     {kThink, "<think>\nA b.\n</think>\n\nAnswer.\n", "reason:A b.|content:Answer.\n"},
     {kThink, "No thoughts </think>", "content:No thoughts </think>"},

@@ -81,8 +81,8 @@ class HarmonyParser final : public OutputParser {
   }
   void finish(Pieces& out) override {
     // A header that was cut says nothing; but an answer that never had one is what was said.
-    if (state_ == State::kText || (!any_message_ && pending_.view().find("<|") == std::string_view::npos))
-      write(pending_.take_all(), out);
+    const bool in_header = any_message_ || pending_.begins_with(kChannel) || pending_.begins_with(kStart);
+    if (state_ == State::kText || !in_header) write(pending_.take_all(), out);
   }
 
  private:
