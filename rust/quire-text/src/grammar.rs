@@ -43,6 +43,9 @@ impl Kind {
 /// MOST_TEXT bytes.
 const MOST_TEXT: usize = 1 << 20; // of schemas and choices
 const MOST_CODE: usize = 1 << 16; // of regular expressions and Lark
+/// Of one object of a schema: compiling takes time that grows with their square, and a parser's row holds no more.
+const MOST_PROPERTIES: usize = 450;
+const MOST_PROPERTIES_IN_ALL: usize = 4096;
 const COMPILER_STACK: usize = 256 << 20;
 const LONGEST_MESSAGE: usize = 400;
 
@@ -64,6 +67,8 @@ fn explain(error: &impl Display) -> String {
     let text = format!("{error:#}");
     let what = match text.split("\n<").next().unwrap_or("") {
         "NoExtensionBias" => "no token of the model can come next",
+        // It counts in 16 bits, and stops where they end.
+        other if other.starts_with("panic:") => "it is larger than what can be compiled",
         other => other,
     };
     let line = what.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -145,10 +150,34 @@ impl Vocabulary {
     }
 }
 
+/// Errors where objects have too many properties, wherever they stand.
+fn check_properties(value: &serde_json::Value, in_all: &mut usize) -> Result<()> {
+    let inner: Vec<&serde_json::Value> = match value {
+        serde_json::Value::Array(items) => items.iter().collect(),
+        serde_json::Value::Object(members) => {
+            let count = members.get("properties").and_then(|p| p.as_object()).map_or(0, |p| p.len());
+            *in_all += count;
+            if count > MOST_PROPERTIES || *in_all > MOST_PROPERTIES_IN_ALL {
+                let message = format!(
+                    "its objects have too many properties; one may have {MOST_PROPERTIES}, all together {MOST_PROPERTIES_IN_ALL}"
+                );
+                return Err(Error::new(Status::TooLarge, message));
+            }
+            members.values().collect()
+        }
+        _ => return Ok(()),
+    };
+    inner.into_iter().try_for_each(|value| check_properties(value, in_all))
+}
+
 fn top_level(kind: Kind, text: &str) -> Result<TopLevelGrammar> {
     let json_error = |e: serde_json::Error| Error::invalid(format!("it is not valid JSON: {e}"));
     Ok(match kind {
-        Kind::JsonSchema => TopLevelGrammar::from_json_schema(serde_json::from_str(text).map_err(json_error)?),
+        Kind::JsonSchema => {
+            let schema = serde_json::from_str(text).map_err(json_error)?;
+            check_properties(&schema, &mut 0)?;
+            TopLevelGrammar::from_json_schema(schema)
+        }
         Kind::Regex => TopLevelGrammar::from_regex(text),
         Kind::Choice => {
             let choices: Vec<String> = serde_json::from_str(text).map_err(json_error)?;

@@ -218,6 +218,18 @@ fn what_does_not_compile_says_why() {
 }
 
 #[test]
+fn objects_have_a_bounded_number_of_properties() {
+    let world = world();
+    let object = |count: usize| {
+        let all: Vec<String> = (0..count).map(|i| format!("\"p{i}\":{{\"type\":\"integer\"}}")).collect();
+        format!("{{\"type\":\"object\",\"properties\":{{{}}}}}", all.join(","))
+    };
+    assert!(world.refusal(Kind::JsonSchema, &object(451)).contains("one may have 450, all together 4096"));
+    let many = format!("{{\"anyOf\":[{}]}}", vec![object(400); 11].join(","));
+    assert!(world.refusal(Kind::JsonSchema, &many).contains("too many properties"));
+}
+
+#[test]
 fn hostile_grammars_are_refused_or_compile_within_bounds() {
     let world = world();
     let nested = |open: &str, close: &str, n: usize| format!("{}{}", open.repeat(n), close.repeat(n));

@@ -135,6 +135,11 @@ const std::vector<Case> kCases = {
      R"(call:calc|args:{"expr": "1\n+2", "digits": [3]})"},
     {kCoder, "<tool_call>\n<function=now>\n</function>\n</tool_call>\n", "call:now|args:{}"},
     {kCoder, "<tool_call>\n{}", "content:<tool_call>\n{}"},
+    {kCoder,
+     "<tool_call>\n<function=now>\n</function>\n<function=calc>\n<parameter=expr>\n1\n</parameter>\n</function>\n"
+     "</tool_call>\nDone.",
+     R"(call:now|args:{}|call:calc|args:{"expr": "1"}|content:Done.)"},
+    {kCoder, "<tool_call><function=calc><parameter=expr>1</parameter></function>", R"(call:calc|args:{"expr": "1"})"},
     {kHarmony, "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi <|b|>!",
      "reason:Hm.|content:Hi <|b|>!"},
     {kHarmony, "<|channel|>commentary to=functions.calc <|constrain|>json<|message|>{\"expr\": \"1\"}<|call|>",

@@ -23,6 +23,7 @@ struct Tags {
   std::vector<std::string_view> name_ends;  // the first is taken, the others are read again
   std::string_view key_begin, key_end;
   std::string_view value_begin, value_end;  // the first may be empty
+  std::string_view call_end = {};           // behind it another name may follow; empty: only kEnd ends a call
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -46,7 +47,7 @@ class TaggedParser final : public OutputParser {
   }
 
  private:
-  enum class State : uint8_t { kText, kName, kNext, kKey, kValueBegin, kValue };
+  enum class State : uint8_t { kText, kName, kNext, kKey, kValueBegin, kValue, kBehind };
 
   // False when more text is needed.
   bool step(Pieces& out) {
@@ -59,9 +60,18 @@ class TaggedParser final : public OutputParser {
       case State::kName:
         return read_name(out);
       case State::kNext: {
-        const int marker = until({{tags_.key_begin, kEnd}}).marker;
-        if (marker == 1) calls_.arguments(first_ ? "{}" : "}", out);
-        return marker >= 0 && go(marker == 1 ? State::kText : State::kKey);
+        std::vector<std::string_view> markers = {tags_.key_begin, kEnd};
+        if (!tags_.call_end.empty()) markers.push_back(tags_.call_end);
+        const int marker = until(markers).marker;
+        if (marker > 0) calls_.arguments(first_ ? "{}" : "}", out);
+        return marker >= 0 && go(marker == 0 ? State::kKey : marker == 1 ? State::kText : State::kBehind);
+      }
+      case State::kBehind: {
+        const std::array<std::string_view, 2> markers = {kEnd, tags_.name_begin};
+        const auto place = pending_.find(markers);
+        pending_.take(place.at);
+        if (place.marker == 0) pending_.take(kEnd.size());
+        return place.marker >= 0 && go(place.marker == 0 ? State::kText : State::kName);
       }
       case State::kKey: {
         const auto key = until({{tags_.key_end}}, false);
@@ -176,7 +186,8 @@ std::unique_ptr<OutputParser> make_qwen3_coder_parser(std::vector<ToolSpec> tool
                                              .key_begin = "<parameter=",
                                              .key_end = ">",
                                              .value_begin = "",
-                                             .value_end = "</parameter>"},
+                                             .value_end = "</parameter>",
+                                             .call_end = "</function>"},
                                         std::move(tools));
 }
 
