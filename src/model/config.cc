@@ -83,6 +83,11 @@ Result<void> add_token(std::vector<TokenId>& tokens, int64_t id, std::string_vie
 
 }  // namespace
 
+std::unexpected<Error> not_supported(const std::string& key, std::string_view value, std::string_view want) {
+  return fail(ErrorKind::kUnsupported,
+              fmt::format("configuration key {} is {}, which is not supported; it must be {}", key, value, want), key);
+}
+
 struct HuggingFaceConfig::Content {
   Json config;
   Json generation;

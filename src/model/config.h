@@ -21,6 +21,9 @@
 
 namespace quire::model {
 
+// kUnsupported: what the key says, and what it must say here.
+std::unexpected<Error> not_supported(const std::string& key, std::string_view value, std::string_view want);
+
 class HuggingFaceConfig {
  public:
   static Result<HuggingFaceConfig> parse(std::string_view config_json, std::string_view generation_config_json);

@@ -10,28 +10,13 @@
 #include "kernels/gemm_layout.h"
 #include "model/architectures/architectures.h"
 #include "model/load.h"
-#include "model/open_checkpoint.h"
+#include "model/test_fixtures.h"
 #include "weights/test_files.h"
 
 namespace quire::model {
 namespace {
 
 using Json = nlohmann::json;
-
-weights::Checkpoint open(const std::string& name) {
-  auto checkpoint = open_checkpoint(std::string(QUIRE_TEST_DATA) + "/models/" + name);
-  EXPECT_TRUE(checkpoint) << checkpoint.error().message;
-  return std::move(*checkpoint);
-}
-
-// The spec of a fixture whose configuration has other values; null takes a key away.
-Result<ModelSpec> changed(const std::string& name, const Json& changes) {
-  weights::Checkpoint checkpoint = open(name);
-  Json config = Json::parse(checkpoint.config_json);
-  config.merge_patch(changes);
-  checkpoint.config_json = config.dump();
-  return make_spec(checkpoint);
-}
 
 std::vector<int> windows_of(const ModelSpec& spec) {
   std::vector<int> windows;
@@ -42,7 +27,7 @@ std::vector<int> windows_of(const ModelSpec& spec) {
 const MoeSpec& experts_of(const ModelSpec& spec) { return std::get<MoeSpec>(spec.layers.back().mlp); }
 
 TEST(GptOss, MakesWhatItsConfigurationSays) {
-  const auto spec = changed("gpt_oss", Json::object());
+  const auto spec = changed_fixture("gpt_oss", Json::object());
   ASSERT_TRUE(spec) << spec.error().message;
   EXPECT_EQ(windows_of(*spec), (std::vector{16, 0, 16, 0}));
   const AttentionSpec& attention = spec->layers.back().attention();
@@ -69,19 +54,19 @@ TEST(GptOss, MakesWhatItsConfigurationSays) {
 }
 
 TEST(GptOss, PublishedFilesHoldOutputsInRowsAndOthersInputs) {
-  EXPECT_TRUE(experts_of(*changed("gpt_oss", Json::object())).experts[0].down.parts[0].transposed);
-  EXPECT_FALSE(experts_of(*changed("gpt_oss_mxfp4", Json::object())).experts[0].down.parts[0].transposed);
-  const auto checkpoint = open("gpt_oss_mxfp4");
+  EXPECT_TRUE(experts_of(*changed_fixture("gpt_oss", Json::object())).experts[0].down.parts[0].transposed);
+  EXPECT_FALSE(experts_of(*changed_fixture("gpt_oss_mxfp4", Json::object())).experts[0].down.parts[0].transposed);
+  const auto checkpoint = open_fixture("gpt_oss_mxfp4");
   EXPECT_EQ(checkpoint.quantisation, "MXFP4");
   const auto* stack = checkpoint.tensors->find("model.layers.0.mlp.experts.gate_up_proj");
   ASSERT_NE(stack, nullptr);
   EXPECT_EQ(describe(*stack), "[4, 64, 64] MXFP4");
-  EXPECT_EQ(default_profile(*changed("gpt_oss_mxfp4", Json::object()), *checkpoint.tensors), Profile::kQ8);
+  EXPECT_EQ(default_profile(*changed_fixture("gpt_oss_mxfp4", Json::object()), *checkpoint.tensors), Profile::kQ8);
 }
 
 // Experts stay in their 4 bits: 18 bytes for 32 of them.
 TEST(GptOss, ExpertsOfFourBitsStayFourBits) {
-  const auto checkpoint = open("gpt_oss_mxfp4");
+  const auto checkpoint = open_fixture("gpt_oss_mxfp4");
   Allocator allocator;
   ThreadPool pool{1};
   const auto model = load_weights(*make_spec(checkpoint), *checkpoint.tensors, Profile::kQ8, {allocator, pool});
@@ -109,19 +94,20 @@ TEST(GptOss, OlderConfigurationsLeaveThingsOut) {
                       {"beta_slow", 1.0},
                       {"original_max_position_embeddings", 64},
                       {"truncate", false}}}};
-  const auto spec = changed("gpt_oss", old);
+  const auto spec = changed_fixture("gpt_oss", old);
   ASSERT_TRUE(spec) << spec.error().message;
   EXPECT_EQ(windows_of(*spec), (std::vector{16, 0, 16, 0}));
   EXPECT_EQ(experts_of(*spec).experts[0].limit, 7.F);
   EXPECT_TRUE(spec->layers[0].attention().qkv.parts[0].has_bias());
   EXPECT_EQ(spec->ropes[0].factor, 8);
-  const auto other = changed("gpt_oss", {{"swiglu_limit", 5.5}, {"swiglu_alpha", 1}, {"attention_bias", false}});
+  const auto other =
+      changed_fixture("gpt_oss", {{"swiglu_limit", 5.5}, {"swiglu_alpha", 1}, {"attention_bias", false}});
   EXPECT_EQ(std::pair(experts_of(*other).experts[0].alpha, experts_of(*other).experts[0].limit), std::pair(1.F, 5.5F));
   EXPECT_FALSE(other->layers[0].attention().qkv.parts[0].has_bias());
 }
 
 TEST(GptOss, GgufNamesAreItsOwn) {
-  const auto spec = make_spec(open("gguf/gpt_oss.gguf"));
+  const auto spec = make_spec(open_fixture("gguf/gpt_oss.gguf"));
   ASSERT_TRUE(spec) << spec.error().message;
   EXPECT_EQ(windows_of(*spec), (std::vector{16, 0, 16, 0}));
   EXPECT_EQ(spec->layers[1].mlp_norm.tensor, "blk.1.post_attention_norm.weight");
@@ -167,7 +153,7 @@ TEST(GptOss, RefusesWhatItDoesNotCompute) {
       {{{"num_hidden_layers", 4096}, {"layer_types", nullptr}, {"num_local_experts", 1024}}, "experts"},
   };
   for (const auto& [changes, param] : cases) {
-    const auto spec = changed("gpt_oss", changes);
+    const auto spec = changed_fixture("gpt_oss", changes);
     ASSERT_FALSE(spec) << changes;
     EXPECT_EQ(spec.error().param, param) << spec.error().message;
   }

@@ -8,36 +8,12 @@
 
 #include "model/architectures/architectures.h"
 #include "model/load.h"
-#include "model/open_checkpoint.h"
+#include "model/test_fixtures.h"
 
 namespace quire::model {
 namespace {
 
 using Json = nlohmann::json;
-
-weights::Checkpoint open(const std::string& name) {
-  auto checkpoint = open_checkpoint(std::string(QUIRE_TEST_DATA) + "/models/" + name);
-  EXPECT_TRUE(checkpoint) << checkpoint.error().message;
-  return std::move(*checkpoint);
-}
-
-// The spec of a fixture whose configuration has other values; null takes a key away.
-Result<ModelSpec> changed(const std::string& name, const Json& changes) {
-  weights::Checkpoint checkpoint = open(name);
-  Json config = Json::parse(checkpoint.config_json);
-  config.merge_patch(changes);
-  checkpoint.config_json = config.dump();
-  auto spec = make_spec(checkpoint);
-  if (spec)
-    if (auto valid = validate(*spec); !valid) return std::unexpected(valid.error());
-  return spec;
-}
-
-void expect_refused(const std::string& name, const Json& changes, const std::string& param) {
-  const auto spec = changed(name, changes);
-  ASSERT_FALSE(spec) << changes;
-  EXPECT_EQ(spec.error().param, param) << spec.error().message;
-}
 
 // A checkpoint of which one tensor holds other numbers.
 class Altered : public weights::TensorSource {
@@ -67,7 +43,7 @@ class Altered : public weights::TensorSource {
 };
 
 TEST(Qwen35, MakesWhatItsConfigurationSays) {
-  const auto spec = changed("qwen3_5", Json::object());
+  const auto spec = changed_fixture("qwen3_5", Json::object());
   ASSERT_TRUE(spec) << spec.error().message;
   for (const size_t layer : {0U, 1U, 2U, 4U}) {
     const auto& g = std::get<GatedDeltaSpec>(spec->layers[layer].mixer);
@@ -86,14 +62,14 @@ TEST(Qwen35, MakesWhatItsConfigurationSays) {
 
 TEST(Qwen35, OlderConfigurationsNameAnInterval) {
   const Json old = {{"layer_types", nullptr}, {"rope_parameters", nullptr}, {"rope_theta", 1e7}};
-  const auto spec = changed("qwen3_5", old);
+  const auto spec = changed_fixture("qwen3_5", old);
   ASSERT_TRUE(spec) << spec.error().message;
   for (size_t i = 0; i < 5; ++i) EXPECT_EQ(std::holds_alternative<AttentionSpec>(spec->layers[i].mixer), i == 3) << i;
   EXPECT_EQ(spec->ropes[0].rotary_dim, 4);  // a quarter unless said otherwise
   Json three = old, ungated = {{"attn_output_gate", false}};
   three["full_attention_interval"] = 3;
-  EXPECT_TRUE(std::holds_alternative<AttentionSpec>(changed("qwen3_5", three)->layers[2].mixer));
-  EXPECT_FALSE(changed("qwen3_5", ungated)->layers[3].attention().gated);
+  EXPECT_TRUE(std::holds_alternative<AttentionSpec>(changed_fixture("qwen3_5", three)->layers[2].mixer));
+  EXPECT_FALSE(changed_fixture("qwen3_5", ungated)->layers[3].attention().gated);
 }
 
 TEST(Qwen35, RefusesWhatItDoesNotCompute) {
@@ -114,7 +90,7 @@ TEST(Qwen35, RefusesWhatItDoesNotCompute) {
 }
 
 TEST(Qwen35, NamesRatesThatAreNone) {
-  const weights::Checkpoint file = open("qwen3_5"), gguf = open("gguf/qwen3_5.gguf");
+  const weights::Checkpoint file = open_fixture("qwen3_5"), gguf = open_fixture("gguf/qwen3_5.gguf");
   const std::pair<const weights::Checkpoint*, std::string> cases[] = {{&file, "model.layers.2.linear_attn.A_log"},
                                                                       {&gguf, "blk.2.ssm_a"}};
   for (const auto& [checkpoint, name] : cases)
@@ -194,7 +170,7 @@ TEST(Qwen35Moe, HasExpertsInEveryLayer) {
 }
 
 TEST(Qwen3Next, TakesRowsThatLieTogetherForEachKeyHead) {
-  const auto spec = changed("qwen3_next", Json::object());
+  const auto spec = changed_fixture("qwen3_next", Json::object());
   ASSERT_TRUE(spec) << spec.error().message;
   const auto& g = std::get<GatedDeltaSpec>(spec->layers[0].mixer);
   ASSERT_EQ(g.input.parts.size(), 6U);
@@ -212,7 +188,7 @@ TEST(Qwen3Next, TakesRowsThatLieTogetherForEachKeyHead) {
 TEST(Qwen3Next, SomeLayersAreDense) {
   const auto dense = [](const Json& changes) {
     std::vector<bool> list;
-    const auto spec = changed("qwen3_next", changes);
+    const auto spec = changed_fixture("qwen3_next", changes);
     for (const LayerSpec& layer : spec->layers) list.push_back(std::holds_alternative<MlpSpec>(layer.mlp));
     return list;
   };
@@ -223,7 +199,7 @@ TEST(Qwen3Next, SomeLayersAreDense) {
 }
 
 TEST(DeepseekV3, MakesWhatItsConfigurationSays) {
-  const auto spec = changed("deepseek_v3", Json::object());
+  const auto spec = changed_fixture("deepseek_v3", Json::object());
   ASSERT_TRUE(spec) << spec.error().message;
   const auto& l = std::get<LatentSpec>(spec->layers[1].mixer);
   EXPECT_EQ(l.query_rank, 24);
@@ -249,7 +225,7 @@ TEST(DeepseekV2, ChoosesByASoftmax) {
                {"topk_method", "greedy"},
                {"scoring_func", "softmax"},
                {"norm_topk_prob", false}};
-  const auto spec = changed("deepseek_v3", lite);
+  const auto spec = changed_fixture("deepseek_v3", lite);
   ASSERT_TRUE(spec) << spec.error().message;
   const auto& l = std::get<LatentSpec>(spec->layers[0].mixer);
   EXPECT_FALSE(l.narrows_queries());
@@ -261,7 +237,7 @@ TEST(DeepseekV2, ChoosesByASoftmax) {
   EXPECT_FALSE(router.renormalise);
   EXPECT_TRUE(std::get<MoeSpec>(spec->layers[1].mlp).correction.empty());
   lite["topk_method"] = "group_limited_greedy";
-  const auto groups = changed("deepseek_v3", lite);
+  const auto groups = changed_fixture("deepseek_v3", lite);
   ASSERT_TRUE(groups) << groups.error().message;
   EXPECT_EQ(std::get<MoeSpec>(groups->layers[1].mlp).router.groups, 4);
   EXPECT_EQ(std::get<MoeSpec>(groups->layers[1].mlp).router.group_best, 1);
@@ -304,7 +280,7 @@ std::vector<bool> indexed(const ModelSpec& spec) {
 }
 
 TEST(DeepseekV32, MakesWhatItsConfigurationSays) {
-  const auto spec = changed("deepseek_v32", Json::object());
+  const auto spec = changed_fixture("deepseek_v32", Json::object());
   ASSERT_TRUE(spec) << spec.error().message;
   EXPECT_EQ(spec->architecture, "deepseek_v32");
   EXPECT_EQ(indexed(*spec), std::vector(3, true));
@@ -321,14 +297,14 @@ TEST(DeepseekV32, MakesWhatItsConfigurationSays) {
 }
 
 TEST(GlmMoeDsa, SomeLayersReadWhatAnEarlierOneChose) {
-  const auto plain = changed("glm_moe_dsa", Json::object());
+  const auto plain = changed_fixture("glm_moe_dsa", Json::object());
   ASSERT_TRUE(plain) << plain.error().message;
   EXPECT_EQ(indexed(*plain), (std::vector{true, true, false}));
   EXPECT_EQ(plain->ropes.size(), 1U);  // pairs in both
   const auto layers = [](const Json& changes) {
     Json all = {{"indexer_types", nullptr}};
     all.merge_patch(changes);
-    const auto spec = changed("glm_moe_dsa", all);
+    const auto spec = changed_fixture("glm_moe_dsa", all);
     EXPECT_TRUE(spec) << spec.error().message;
     return indexed(*spec);
   };
@@ -336,7 +312,7 @@ TEST(GlmMoeDsa, SomeLayersReadWhatAnEarlierOneChose) {
   EXPECT_EQ(layers({{"index_topk_freq", 4}}), (std::vector{true, true, false}));
   EXPECT_EQ(layers({{"index_topk_freq", 2}, {"index_skip_topk_offset", 1}}), (std::vector{true, false, true}));
   EXPECT_EQ(layers({{"index_topk_pattern", "FSS"}, {"index_topk_freq", 2}}), (std::vector{true, false, false}));
-  const auto halves = changed("glm_moe_dsa", {{"indexer_rope_interleave", false}});
+  const auto halves = changed_fixture("glm_moe_dsa", {{"indexer_rope_interleave", false}});
   EXPECT_FALSE(
       halves->ropes[static_cast<size_t>(std::get<LatentSpec>(halves->layers[0].mixer).indexer->rope)].interleaved);
 }
@@ -364,7 +340,7 @@ TEST(GlmMoeDsa, RefusesWhatItDoesNotCompute) {
 TEST(GlmDsa, GgufFilesSayWhichLayersHaveIndexers) {
   for (const auto& [name, own] : {std::pair{"gguf/deepseek_v32.gguf", std::vector{true, true, true}},
                                   {"gguf/glm_moe_dsa.gguf", std::vector{true, true, false}}}) {
-    const weights::Checkpoint file = open(name);
+    const weights::Checkpoint file = open_fixture(name);
     const auto spec = make_spec(file);
     ASSERT_TRUE(spec) << spec.error().message;
     EXPECT_TRUE(check_names(*spec, *file.tensors));
@@ -374,7 +350,7 @@ TEST(GlmDsa, GgufFilesSayWhichLayersHaveIndexers) {
 
 // The layer that predicts further ahead is in the file, and not run; one more would be a mistake.
 TEST(Glm4MoeLite, LeavesOutWhatPredictsFurtherAhead) {
-  const weights::Checkpoint checkpoint = open("glm4_moe_lite");
+  const weights::Checkpoint checkpoint = open_fixture("glm4_moe_lite");
   auto spec = make_spec(checkpoint);
   ASSERT_TRUE(spec) << spec.error().message;
   EXPECT_EQ(spec->layers.size(), 3U);
@@ -387,9 +363,9 @@ TEST(Glm4MoeLite, LeavesOutWhatPredictsFurtherAhead) {
 
 // One layer less: the last of the model itself is not taken for one that predicts further ahead.
 TEST(Glm4MoeLite, NoLayerIsLostToANumberThatIsTooLow) {
-  const weights::Checkpoint checkpoint = open("glm4_moe_lite");
-  auto spec =
-      changed("glm4_moe_lite", {{"num_hidden_layers", 2}, {"mlp_layer_types", nullptr}, {"first_k_dense_replace", 1}});
+  const weights::Checkpoint checkpoint = open_fixture("glm4_moe_lite");
+  auto spec = changed_fixture("glm4_moe_lite",
+                              {{"num_hidden_layers", 2}, {"mlp_layer_types", nullptr}, {"first_k_dense_replace", 1}});
   ASSERT_TRUE(spec) << spec.error().message;
   const auto named = check_names(*spec, *checkpoint.tensors);
   ASSERT_FALSE(named);
@@ -401,7 +377,7 @@ TEST(Glm4MoeLite, NoLayerIsLostToANumberThatIsTooLow) {
 // Glm4MoeLiteRMSNorm's own default, for norms that are made without one.
 TEST(Glm4MoeLite, InnerNormsHaveAnEpsilonOfTheirOwn) {
   for (const char* model : {"glm4_moe_lite", "deepseek_v3"}) {
-    const auto spec = changed(model, {{"rms_norm_eps", 1e-3}});
+    const auto spec = changed_fixture(model, {{"rms_norm_eps", 1e-3}});
     EXPECT_FLOAT_EQ(spec->norm_epsilon, 1e-3F);
     EXPECT_FLOAT_EQ(std::get<LatentSpec>(spec->layers[0].mixer).norm_epsilon, 1e-6F);
   }

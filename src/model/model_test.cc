@@ -20,6 +20,7 @@
 #include "model/config.h"
 #include "model/load.h"
 #include "model/open_checkpoint.h"
+#include "model/test_fixtures.h"
 #include "weights/checkpoint.h"
 #include "weights/test_files.h"
 
@@ -40,15 +41,9 @@ void expect_error(const Result<T>& result, ErrorKind kind, std::string_view para
   EXPECT_NE(result.error().message.find(text), std::string::npos) << "no " << text << ": " << result.error().message;
 }
 
-weights::Checkpoint open(std::string_view name) {
-  auto checkpoint = open_checkpoint(std::string(QUIRE_TEST_DATA) + "/models/" + std::string(name));
-  if (!checkpoint) throw std::runtime_error(checkpoint.error().message);
-  return std::move(*checkpoint);
-}
-
 // The configuration of a model in tests/golden/models, with some keys changed; null removes one.
 Json config_of(const char* model, const Json& changes = Json::object()) {
-  Json config = Json::parse(open(model).config_json);
+  Json config = Json::parse(open_fixture(model).config_json);
   config.merge_patch(changes);
   return config;
 }
@@ -98,7 +93,7 @@ class MapSource final : public weights::TensorSource {
 
 // A model of tests/golden/models whose tensors can be changed before it is loaded.
 struct Fixture {
-  explicit Fixture(std::string_view name) : checkpoint(open(name)) {
+  explicit Fixture(std::string_view name) : checkpoint(open_fixture(name)) {
     for (const Tensor& tensor : checkpoint.tensors->tensors()) tensors.set(tensor);
   }
   Result<Model> load(Profile profile = Profile::kBF16) {
@@ -234,7 +229,7 @@ TEST(Spec, ReadsBiasesAndCaps) {
         EXPECT_EQ(part.bias, part.tensor.substr(0, part.tensor.size() - 6) + "bias");
     expect_error(changed(model, {{"attention_bias", 1}}), ErrorKind::kCorruptFile, "attention_bias");
   }
-  EXPECT_FALSE(make_spec(open("llama_tied"))->layers[0].attention().qkv.parts[0].has_bias());
+  EXPECT_FALSE(make_spec(open_fixture("llama_tied"))->layers[0].attention().qkv.parts[0].has_bias());
   for (const char* model : {"gemma2", "gemma3"}) {
     const auto spec = changed(model, {{"attn_logit_softcapping", 30}, {"final_logit_softcapping", 40.0}});
     EXPECT_EQ(spec->layers[2].attention().soft_cap, 30);
@@ -352,7 +347,7 @@ TEST(Spec, OfTheFixtures) {
                             Expected{"gguf/qwen3.gguf", "qwen3", 5, 4, 2, 24, 64, 300, false, true, -1},
                             Expected{"gguf/gemma3.gguf", "gemma3", 7, 4, 1, 16, 48, 512, true, true, -1}}) {
     SCOPED_TRACE(e.model);
-    const auto spec = make_spec(open(e.model));
+    const auto spec = make_spec(open_fixture(e.model));
     ASSERT_TRUE(spec.has_value()) << spec.error().message;
     EXPECT_EQ(spec->architecture, e.architecture);
     EXPECT_EQ(spec->hidden_size, 64);
@@ -377,7 +372,7 @@ TEST(Spec, OfTheFixtures) {
 TEST(Spec, OfGemma3) {
   for (const char* model : {"gemma3", "gguf/gemma3.gguf"}) {
     SCOPED_TRACE(model);
-    const auto spec = make_spec(open(model));
+    const auto spec = make_spec(open_fixture(model));
     ASSERT_TRUE(spec.has_value());
     EXPECT_EQ(windows_of(*spec), (std::vector<int>{16, 16, 16, 16, 16, 0, 16}));
     EXPECT_EQ(spec->ropes[static_cast<size_t>(spec->layers[5].attention().rope)].theta, 1000000);
@@ -387,7 +382,8 @@ TEST(Spec, OfGemma3) {
     EXPECT_TRUE(spec->scale_embeddings);
     EXPECT_TRUE(spec->layers[0].mlp_post_norm.present());
   }
-  EXPECT_FLOAT_EQ(make_spec(open("gemma3"))->layers[0].attention().scale, static_cast<float>(1 / std::sqrt(24.0)));
+  EXPECT_FLOAT_EQ(make_spec(open_fixture("gemma3"))->layers[0].attention().scale,
+                  static_cast<float>(1 / std::sqrt(24.0)));
 }
 
 std::string bytes_of_gguf(const std::string& name) {

@@ -23,11 +23,6 @@ using Schemes = Result<std::vector<QuantisationScheme>>;
 
 constexpr int kMostGroup = 1 << 20;
 
-std::unexpected<Error> unsupported(const std::string& key, std::string_view value, std::string_view want) {
-  return fail(ErrorKind::kUnsupported,
-              fmt::format("configuration key {} is {}, which is not supported; it must be {}", key, value, want), key);
-}
-
 std::string lower(std::string text) {
   std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text;
@@ -55,14 +50,14 @@ class Section {
     if (!text || !has(name)) return text;
     *text = lower(std::move(*text));
     if (std::ranges::find(words, *text) == words.end())
-      return unsupported(key(name), *text, fmt::format("{}", fmt::join(words, " or ")));
+      return not_supported(key(name), *text, fmt::format("{}", fmt::join(words, " or ")));
     return text;
   }
 
   Result<int> bits(std::string_view name, std::initializer_list<int> known) const {
     auto value = config_.integer(key(name), 1, 64);
     if (value && std::ranges::find(known, *value) == known.end())
-      return unsupported(key(name), std::to_string(*value), fmt::format("{}", fmt::join(known, " or ")));
+      return not_supported(key(name), std::to_string(*value), fmt::format("{}", fmt::join(known, " or ")));
     return value;
   }
 
@@ -71,7 +66,7 @@ class Section {
     auto size = config_.integer(key(name), -1, kMostGroup);
     if (!size) return std::unexpected(std::move(size.error()));
     if (*size == -1) return std::nullopt;
-    if (*size == 0 || *size % 32 != 0) return unsupported(key(name), std::to_string(*size), "-1 or a multiple of 32");
+    if (*size == 0 || *size % 32 != 0) return not_supported(key(name), std::to_string(*size), "-1 or a multiple of 32");
     return *size;
   }
 
@@ -80,7 +75,7 @@ class Section {
     auto sizes = config_.integers(key(name), 1, kMostGroup);
     if (!sizes) return std::unexpected(std::move(sizes.error()));
     if (sizes->size() != 2)
-      return unsupported(key(name), fmt::format("[{}]", fmt::join(*sizes, ", ")), "a list of two sizes");
+      return not_supported(key(name), fmt::format("[{}]", fmt::join(*sizes, ", ")), "a list of two sizes");
     scheme.group_rows = sizes->front();
     scheme.group_inputs = sizes->back();
     return {};
@@ -109,7 +104,7 @@ Schemes read_awq(const Section& section) {
   if (!version) return std::unexpected(version.error());
   const auto zeros = section.boolean("zero_point", true);
   if (!zeros) return std::unexpected(zeros.error());
-  if (!*zeros) return unsupported(section.key("zero_point"), "false", "true");
+  if (!*zeros) return not_supported(section.key("zero_point"), "false", "true");
   return std::vector{scheme};
 }
 
@@ -163,10 +158,11 @@ Result<void> read_strategy(const Section& weights, QuantisationScheme& scheme) {
   const auto strategy = weights.word("strategy", implied, {"tensor", "channel", "group", "block"});
   if (!strategy) return std::unexpected(strategy.error());
   if (*strategy == "block") {
-    if (scheme.layout != Layout::kFp8) return unsupported(weights.key("strategy"), "block", "another one for integers");
+    if (scheme.layout != Layout::kFp8)
+      return not_supported(weights.key("strategy"), "block", "another one for integers");
     return weights.block("block_structure", scheme);
   }
-  if (*strategy == "group" && !group) return unsupported(weights.key("group_size"), "not a size", "a multiple of 32");
+  if (*strategy == "group" && !group) return not_supported(weights.key("group_size"), "not a size", "a multiple of 32");
   if (*strategy == "group") scheme.group_inputs = group;
   if (*strategy == "tensor") scheme.group_rows = 0;
   return {};
@@ -181,7 +177,7 @@ Result<QuantisationScheme> read_weights(const Section& weights, bool packed) {
   if (!bits) return std::unexpected(bits.error());
   const auto symmetric = weights.boolean("symmetric", true);
   if (!symmetric) return std::unexpected(symmetric.error());
-  if (!integers && !*symmetric) return unsupported(weights.key("symmetric"), "false", "true for floats");
+  if (!integers && !*symmetric) return not_supported(weights.key("symmetric"), "false", "true for floats");
   scheme.layout = packed ? Layout::kPacked : integers ? Layout::kInt8 : Layout::kFp8;
   scheme.bits = packed ? *bits : 8;  // else a byte each, whatever their range
   scheme.symmetric = *symmetric;
@@ -204,8 +200,8 @@ Schemes read_compressed_tensors(const Section& section) {
   const auto names = section.inner("config_groups").names();
   if (!names) return std::unexpected(names.error());
   if (names->size() > kMostGroups)
-    return unsupported(section.key("config_groups"), fmt::format("of {} groups", names->size()),
-                       fmt::format("of {} at most", kMostGroups));
+    return not_supported(section.key("config_groups"), fmt::format("of {} groups", names->size()),
+                         fmt::format("of {} at most", kMostGroups));
   std::vector<QuantisationScheme> schemes;
   for (const std::string& name : *names) {
     const Section group = section.inner("config_groups").inner(name);
@@ -214,12 +210,12 @@ Schemes read_compressed_tensors(const Section& section) {
     const auto form = group.word("format", *shared, kForms);
     if (!form) return std::unexpected(form.error());
     if (*form == "mixed-precision")
-      return unsupported(group.key("format"), "absent", fmt::format("{}", fmt::join(kForms, " or ")));
+      return not_supported(group.key("format"), "absent", fmt::format("{}", fmt::join(kForms, " or ")));
     auto scheme = read_weights(group.inner("weights"), *form == "pack-quantized");
     if (!scheme) return std::unexpected(scheme.error());
     schemes.push_back(*scheme);
   }
-  if (schemes.empty()) return unsupported(section.key("config_groups"), "without weights", "of quantised weights");
+  if (schemes.empty()) return not_supported(section.key("config_groups"), "without weights", "of quantised weights");
   return schemes;
 }
 

@@ -15,13 +15,8 @@ using Pieces = std::vector<OutputPiece>;
 
 bool any_name(std::string_view) { return true; }
 
-class HermesParser final : public OutputParser {
+class HermesParser final : public SteppedParser {
  public:
-  void feed(std::string_view text, Pieces& out) override {
-    pending_.add(text);
-    while (step(out)) {
-    }
-  }
   void finish(Pieces& out) override {
     if (state_ == State::kCalls && !json_.named()) text_.add(std::string(kBegin) + json_.text(), out);
     if (state_ == State::kText) text_.add(pending_.take_all(), out);
@@ -33,8 +28,7 @@ class HermesParser final : public OutputParser {
   static constexpr std::array kBegins = {kBegin}, kEnds = {kEnd};
   enum class State : uint8_t { kText, kCalls, kBehind };
 
-  // False when more text is needed.
-  bool step(Pieces& out) {
+  bool step(Pieces& out) override {
     if (state_ == State::kCalls) return read_calls(out);
     const auto place = pending_.find(state_ == State::kText ? kBegins : kEnds);
     const std::string before = pending_.take(place.at);
@@ -56,7 +50,6 @@ class HermesParser final : public OutputParser {
   }
 
   State state_ = State::kText;
-  PendingText pending_;
   ReadableText text_{Kind::kContent};
   CallWriter calls_;
   JsonCalls json_{any_name};
@@ -114,13 +107,8 @@ class BareJsonParser final : public OutputParser {
   JsonCalls json_;
 };
 
-class MistralParser final : public OutputParser {
+class MistralParser final : public SteppedParser {
  public:
-  void feed(std::string_view text, Pieces& out) override {
-    pending_.add(text);
-    while (step(out)) {
-    }
-  }
   void finish(Pieces& out) override {
     if (state_ == State::kCalls && !json_.named()) text_.add(std::string(kBegin) + json_.text(), out);
     if (state_ == State::kKind || state_ == State::kName) text_.add(std::string(kBegin) + pending_.take_all(), out);
@@ -134,8 +122,7 @@ class MistralParser final : public OutputParser {
   static constexpr std::array kNameEnds = {kArguments, kObject, kBegin};
   enum class State : uint8_t { kText, kKind, kCalls, kName, kArguments };
 
-  // False when more text is needed.
-  bool step(Pieces& out) {
+  bool step(Pieces& out) override {
     switch (state_) {
       case State::kText: {
         const auto place = pending_.find(kBegins);
@@ -207,7 +194,6 @@ class MistralParser final : public OutputParser {
   }
 
   State state_ = State::kText;
-  PendingText pending_;
   ReadableText text_{Kind::kContent};
   CallWriter calls_;
   JsonCalls json_{any_name};

@@ -44,6 +44,22 @@ class PendingText {
   size_t searched_ = 0;  // from begin_ on
 };
 
+// A parser that reads in steps, each of which takes some of what has come, or says that it needs more.
+class SteppedParser : public OutputParser {
+ public:
+  void feed(std::string_view text, std::vector<OutputPiece>& out) final {
+    pending_.add(text);
+    while (step(out)) {
+    }
+  }
+
+ protected:
+  // False when more text is needed.
+  virtual bool step(std::vector<OutputPiece>& out) = 0;
+
+  PendingText pending_;
+};
+
 // Text that people read. Blanks next to a marker belong to it, and are left out.
 class ReadableText {
  public:

@@ -70,15 +70,10 @@ class ReasoningParser final : public OutputParser {
 
 // <|channel|>NAME to=functions.TOOL <|constrain|>json<|message|>TEXT<|end|>, with <|start|>assistant before the second
 // message on. What is to the user is in the channels final and commentary.
-class HarmonyParser final : public OutputParser {
+class HarmonyParser final : public SteppedParser {
  public:
   explicit HarmonyParser(bool calls) : with_calls_(calls) {}
 
-  void feed(std::string_view text, Pieces& out) override {
-    pending_.add(text);
-    while (step(out)) {
-    }
-  }
   void finish(Pieces& out) override {
     // A header that was cut says nothing; but an answer that never had one is what was said.
     const bool in_header = any_message_ || pending_.begins_with(kChannel) || pending_.begins_with(kStart);
@@ -94,8 +89,7 @@ class HarmonyParser final : public OutputParser {
   enum class State : uint8_t { kHeader, kText };
   enum class To : uint8_t { kUser, kReasoning, kFunction };
 
-  // False when more text is needed.
-  bool step(Pieces& out) {
+  bool step(Pieces& out) override {
     const bool header = state_ == State::kHeader;
     const auto place = header ? pending_.find(kHeaderEnds) : pending_.find(kMessageEnds);
     if (header) {
@@ -138,7 +132,6 @@ class HarmonyParser final : public OutputParser {
   const bool with_calls_;
   State state_ = State::kHeader;
   To to_ = To::kUser;
-  PendingText pending_;
   bool any_message_ = false;
   CallWriter calls_;
 };

@@ -31,15 +31,10 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
 }
 
-class TaggedParser final : public OutputParser {
+class TaggedParser final : public SteppedParser {
  public:
   TaggedParser(Tags tags, std::vector<ToolSpec> tools) : tags_(std::move(tags)), tools_(std::move(tools)) {}
 
-  void feed(std::string_view text, Pieces& out) override {
-    pending_.add(text);
-    while (step(out)) {
-    }
-  }
   void finish(Pieces& out) override {
     if (state_ == State::kName) text_.add(std::string(kBegin) + pending_.take_all(), out);
     if (state_ == State::kText) text_.add(pending_.take_all(), out);
@@ -49,8 +44,7 @@ class TaggedParser final : public OutputParser {
  private:
   enum class State : uint8_t { kText, kName, kNext, kKey, kValueBegin, kValue, kBehind };
 
-  // False when more text is needed.
-  bool step(Pieces& out) {
+  bool step(Pieces& out) override {
     switch (state_) {
       case State::kText: {
         const auto text = until({{kBegin}});
@@ -160,7 +154,6 @@ class TaggedParser final : public OutputParser {
   const Tags tags_;
   const std::vector<ToolSpec> tools_;
   State state_ = State::kText;
-  PendingText pending_;
   ReadableText text_{Kind::kContent};
   CallWriter calls_;
   std::vector<ToolSpec>::const_iterator tool_;

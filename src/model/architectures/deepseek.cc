@@ -115,11 +115,6 @@ Result<ModelSpec> build(Latent m, std::string architecture, Names names) {
   return spec;
 }
 
-std::unexpected<Error> unsupported(const std::string& key, std::string_view value, std::string_view want) {
-  return fail(ErrorKind::kUnsupported,
-              fmt::format("configuration key {} is {}, which is not supported; it must be {}", key, value, want), key);
-}
-
 // Which layers are dense: by mlp_layer_types, or the first ones.
 Result<std::vector<bool>> dense_layers(const HuggingFaceConfig& config, int layers) {
   auto dense = layers_of_type(config, "mlp_layer_types", layers, "dense", "sparse");
@@ -168,8 +163,8 @@ Result<void> read_v3_router(const HuggingFaceConfig& config, Latent& m) {
   take(config.string_or("scoring_func", "sigmoid"), scoring, error);
   take(config.boolean_or("norm_topk_prob", true), r.renormalise, error);
   if (error) return std::unexpected(*error);
-  if (method != "noaux_tc") return unsupported("topk_method", method, "noaux_tc");
-  if (scoring != "sigmoid") return unsupported("scoring_func", scoring, "sigmoid");
+  if (method != "noaux_tc") return not_supported("topk_method", method, "noaux_tc");
+  if (scoring != "sigmoid") return not_supported("scoring_func", scoring, "sigmoid");
   r.scoring = kernels::Scoring::kSigmoid;
   r.group_best = 2;
   m.corrected = true;
@@ -187,10 +182,10 @@ Result<void> read_v2_router(const HuggingFaceConfig& config, Latent& m) {
   take(config.boolean_or("norm_topk_prob", false), renormalise, error);
   if (error) return std::unexpected(*error);
   if (method != "greedy" && method != "group_limited_greedy")
-    return unsupported("topk_method", method, "greedy or group_limited_greedy");
-  if (scoring != "softmax") return unsupported("scoring_func", scoring, "softmax");
+    return not_supported("topk_method", method, "greedy or group_limited_greedy");
+  if (scoring != "softmax") return not_supported("scoring_func", scoring, "softmax");
   // Implementations do not agree on what it means then.
-  if (renormalise) return unsupported("norm_topk_prob", "true", "false");
+  if (renormalise) return not_supported("norm_topk_prob", "true", "false");
   r.renormalise = false;
   r.scoring = kernels::Scoring::kSoftmax;
   if (method == "greedy") r.groups = r.chosen_groups = 1;
@@ -201,7 +196,7 @@ Result<ModelSpec> from_hugging_face(const HuggingFaceConfig& config, std::string
                                     Result<void> (*read_router)(const HuggingFaceConfig&, Latent&)) {
   auto bias = config.boolean_or("attention_bias", false);
   if (!bias) return std::unexpected(bias.error());
-  if (*bias) return unsupported("attention_bias", "true", "false");
+  if (*bias) return not_supported("attention_bias", "true", "false");
   if (auto silu = require_activation(config, "hidden_act", "silu"); !silu) return std::unexpected(silu.error());
   Latent m;
   int every = 1;
@@ -214,7 +209,7 @@ Result<ModelSpec> from_hugging_face(const HuggingFaceConfig& config, std::string
   if (error) return std::unexpected(*error);
   if (auto ok = check_norm_epsilon("rms_norm_eps", m.sizes.norm_epsilon); !ok) return std::unexpected(ok.error());
   if (auto ok = kernels::check_latent_shape(m.shape); !ok) return std::unexpected(ok.error());
-  if (every != 1) return unsupported("moe_layer_freq", std::to_string(every), "1");
+  if (every != 1) return not_supported("moe_layer_freq", std::to_string(every), "1");
   if (auto read = read_router(config, m); !read) return std::unexpected(read.error());
   take(dense_layers(config, m.sizes.layers), m.dense, error);
   take(hugging_face_rope(config, "", m.shape.rope_dim, kDefaultTheta), m.rope, error);

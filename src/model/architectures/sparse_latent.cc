@@ -75,11 +75,6 @@ Result<ModelSpec> with_indexers(ModelSpec spec, std::string architecture, const 
   return spec;
 }
 
-std::unexpected<Error> refused(const std::string& key, std::string_view value, std::string_view want) {
-  return fail(ErrorKind::kUnsupported,
-              fmt::format("configuration key {} is {}, which is not supported; it must be {}", key, value, want), key);
-}
-
 // Which layers have an indexer: by a list, by a letter a layer, or every so many after the first ones.
 Result<std::vector<bool>> own_indexers(const HuggingFaceConfig& config, int layers) {
   auto own = layers_of_type(config, "indexer_types", layers, "full", "shared");
@@ -96,7 +91,7 @@ Result<std::vector<bool>> own_indexers(const HuggingFaceConfig& config, int laye
     return own;
   }
   if (std::ssize(pattern) != layers || pattern.find_first_not_of("FS") != std::string::npos)
-    return refused("index_topk_pattern", pattern, fmt::format("{} letters F and S, one a layer", layers));
+    return not_supported("index_topk_pattern", pattern, fmt::format("{} letters F and S, one a layer", layers));
   for (const char letter : pattern) own->push_back(letter == 'F');
   return own;
 }
@@ -107,13 +102,13 @@ Result<void> check_rest(const HuggingFaceConfig& config) {
   std::optional<Error> error;
   take(config.string_or("moe_router_dtype", "float32"), router, error);
   if (error) return std::unexpected(*error);
-  if (router != "float32") return refused("moe_router_dtype", router, "float32");
-  if (!config.has("q_lora_rank")) return refused("q_lora_rank", "null", "a number, where layers have indexers");
+  if (router != "float32") return not_supported("moe_router_dtype", router, "float32");
+  if (!config.has("q_lora_rank")) return not_supported("q_lora_rank", "null", "a number, where layers have indexers");
   if (!config.has("layer_types")) return {};
   auto types = config.strings("layer_types");
   if (!types) return std::unexpected(types.error());
   for (const std::string& type : *types)
-    if (type != "indexed_attention") return refused("layer_types", type, "indexed_attention for all layers");
+    if (type != "indexed_attention") return not_supported("layer_types", type, "indexed_attention for all layers");
   return {};
 }
 
