@@ -207,6 +207,7 @@ Result<Parsed<ChatRequest>> parse_chat(std::string_view body, const ParseLimits&
   const auto newer = in.integer("max_completion_tokens", 1, kMost);
   const auto max_tokens = newer ? newer : older;
   if (max_tokens) options.max_tokens = static_cast<int>(*max_tokens);
+  if (newer) options.max_tokens_field = "max_completion_tokens";
   options.default_max_tokens = limits.defaults.max_tokens.value_or(std::numeric_limits<int>::max());
   if (options.sampling.min_tokens > options.max_tokens.value_or(options.default_max_tokens)) {
     in.fail("min_tokens", "min_tokens must not be greater than max_tokens");

@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <ctime>
-#include <span>
 
 #include "api/error_reply.h"
 #include "api/explain.h"
+#include "api/parsers/pending_text.h"
 #include "base/log.h"
-#include "base/sha256.h"
 
 namespace quire::api {
 namespace {
@@ -37,20 +36,11 @@ std::string header_list(const std::vector<std::string>& names) {
   return list;
 }
 
-// Of prompt and seed: another turn of a chat has other ids.
-std::string call_key_of(const Plan& plan) {
-  Sha256 hash;
-  for (const auto& prompt : plan.prompts) hash.update(std::as_bytes(std::span(prompt)));
-  hash.update(std::as_bytes(std::span(&plan.seed, 1)));
-  const Sha256Digest digest = hash.finish();
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
-}
-
 }  // namespace
 
 Generation::Generation(GenerationContext& context, std::shared_ptr<Exchange> exchange, std::string request_id,
-                       bool chat)
-    : context_(context), exchange_(std::move(exchange)), request_id_(std::move(request_id)), chat_(chat) {}
+                       const Endpoint& endpoint)
+    : context_(context), exchange_(std::move(exchange)), request_id_(std::move(request_id)), endpoint_(endpoint) {}
 
 void Generation::begin(HttpRequest request) {
   client_ = std::move(request.client);
@@ -74,30 +64,25 @@ void Generation::on_text_thread(std::function<void()> work) {
 
 void Generation::plan(const std::string& body, uint64_t random_seed) {
   if (closed_) return;
-  auto plan = chat_ ? plan_chat(body, context_.backend, context_.options, random_seed)
-                    : plan_completion(body, context_.backend, context_.options, random_seed);
-  if (!plan) {
-    exchange_->post([self = shared_from_this(), error = plan.error()] { self->fail(error); });
+  auto asked = endpoint_.ask(body, {.backend = context_.backend,
+                                    .service = context_.options,
+                                    .request_id = request_id_,
+                                    .fingerprint = context_.fingerprint,
+                                    .now = static_cast<int64_t>(std::time(nullptr)),
+                                    .random_seed = random_seed});
+  if (!asked) {
+    exchange_->post([self = shared_from_this(), error = asked.error()] { self->fail(error); });
     return;
   }
-  plan_ = std::move(*plan);
-  const GenerationOptions& options = plan_.options;
-  head_ = {.id = (chat_ ? "chatcmpl-" : "cmpl-") + request_id_,
-           .created = static_cast<int64_t>(std::time(nullptr)),
-           .model = options.model.value_or(context_.options.served_model_names.front()),
-           .fingerprint = context_.fingerprint,
-           .chat = chat_,
-           .tokenizer = context_.backend.tokenizer,
-           .tokens_as_ids = options.return_tokens_as_token_ids,
-           // Without text, ids are all there is to say.
-           .return_token_ids = options.return_token_ids || context_.backend.tokenizer == nullptr};
-  if (chat_) call_key_ = call_key_of(plan_);
+  plan_ = std::move(asked->plan);
+  reply_ = std::move(asked->reply);
+  for (const auto& prompt : plan_.prompts) usage_.prompt_tokens += static_cast<int64_t>(prompt.size());
   for (size_t i = 0; i < plan_.answers(); ++i) {
-    auto parser = chat_ ? new_parser() : nullptr;
-    Choice choice(options, context_.backend.tokenizer, context_.backend.info->end_tokens,
+    auto parser = plan_.new_parser(context_.backend.formats);
+    Choice choice(plan_.options, context_.backend.tokenizer, context_.backend.info->end_tokens,
                   parser ? context_.marker_tokens : std::vector<TokenId>());
     answers_.push_back({.choice = std::move(choice), .parser = std::move(parser)});
-    if (plan_.echo) answers_[i].text = echo_text(i);
+    if (plan_.echo) add_piece(answers_[i].pieces, OutputPiece::Kind::kContent, 0, echo_text(i));
   }
   submit();
 }
@@ -119,14 +104,6 @@ void Generation::submit() {
   } else {
     exchange_->post([self = shared_from_this(), error = ids.error()] { self->fail(error); });
   }
-}
-
-std::unique_ptr<OutputParser> Generation::new_parser() const {
-  const ToolUse& use = plan_.tool_use;
-  if (use.choice == ToolUse::Choice::kNamed) return make_arguments_parser(use.named);
-  if (use.choice == ToolUse::Choice::kRequired) return make_calls_parser(use.tools);
-  // What must follow something does so from its first token on: it is not the reasoning that the prompt has opened.
-  return make_output_parser(context_.backend.formats, use.tools, plan_.constraint ? "" : plan_.prompt_end);
 }
 
 std::string Generation::echo_text(size_t answer) const {
@@ -153,8 +130,7 @@ void Generation::fail(const Error& error) {
   if (closed_.exchange(true)) return;
   const ApiError shown = api_error(error);
   if (stream_started_) {
-    exchange_->write(sse_event(error_body(shown)));
-    exchange_->write(kSseDone);
+    exchange_->write(reply_->failure(shown));
     exchange_->finish();
   } else {
     HttpResponse response = error_response(shown);
@@ -212,14 +188,21 @@ void Generation::on_update(size_t index, Update&& update) {
   Answer& answer = answers_[index];
   if (answer.choice.finished()) return;
   if (!update.tokens.empty()) time_tokens(answer);
-  answer.cached_tokens = std::max(answer.cached_tokens, update.cached_tokens);
+  if (index == first_answer(index) && update.cached_tokens > answer.cached_tokens) {
+    usage_.cached_tokens += update.cached_tokens - answer.cached_tokens;
+    answer.cached_tokens = update.cached_tokens;
+  }
   if (update.times) answer.times = update.times;
   if (update.cache_report) answer.cache_report = std::move(update.cache_report);
   std::ranges::move(update.prompt_logprobs, std::back_inserter(answer.prompt_logprobs));
   std::optional<Error> error = std::move(update.error);
   Choice::Delta delta = answer.choice.accept(std::move(update));
   if (answer.choice.ended_by_text() && !ids_.empty()) context_.backend.cancel(ids_[index]);
-  if (!plan_.answer_wanted) delta = {};
+  if (plan_.answer_wanted) {
+    usage_.completion_tokens += static_cast<int64_t>(delta.tokens.size());
+  } else {
+    delta = {};
+  }
   if (answer.choice.finished()) answer_ended(index, error);
   if (closed_) return;
   keep(answer, std::move(delta));
@@ -265,15 +248,15 @@ void Generation::keep(Answer& answer, Choice::Delta delta) {
   if (answer.parser) {
     answer.parser->feed(delta.text, answer.pieces);
     if (answer.choice.finished()) answer.parser->finish(answer.pieces);
-    std::erase_if(answer.pieces, [&](const OutputPiece& piece) {
-      return (piece.kind == OutputPiece::Kind::kReasoning && !plan_.include_reasoning) ||
-             (piece.call > 0 && !plan_.tool_use.parallel);
+    std::erase_if(answer.pieces, [&format = *plan_.format](const OutputPiece& piece) {
+      return (piece.kind == OutputPiece::Kind::kReasoning && !format.include_reasoning) ||
+             (piece.call > 0 && !format.tool_use.parallel);
     });
     answer.called = answer.called || std::ranges::any_of(answer.pieces, [](const OutputPiece& piece) {
                       return piece.kind == OutputPiece::Kind::kCall;
                     });
   } else {
-    answer.text += delta.text;
+    add_piece(answer.pieces, OutputPiece::Kind::kContent, 0, delta.text);
   }
   answer.tokens.insert(answer.tokens.end(), delta.tokens.begin(), delta.tokens.end());
   std::ranges::move(delta.logprobs, std::back_inserter(answer.logprobs));
@@ -287,34 +270,18 @@ Headers Generation::headers() const {
   return headers;
 }
 
-Usage Generation::usage() const {
-  Usage usage;
-  const auto n = static_cast<size_t>(plan_.options.n);
-  for (const auto& prompt : plan_.prompts) usage.prompt_tokens += static_cast<int64_t>(prompt.size());
-  for (size_t i = 0; i < answers_.size(); ++i) {
-    if (plan_.answer_wanted) usage.completion_tokens += answers_[i].choice.tokens();
-    if (i % n == 0) usage.cached_tokens += answers_[i].cached_tokens;
-  }
-  return usage;
-}
-
-// A named tool is no news: OpenAI says "stop" of it.
-std::string_view Generation::finish_reason(const Answer& answer) const {
-  const std::string_view reason = answer.choice.finish_reason();
-  const bool calls = answer.called && plan_.tool_use.choice != ToolUse::Choice::kNamed;
-  return reason == "stop" && calls ? "tool_calls" : reason;
-}
-
 AnswerPiece Generation::piece_of(size_t index) const {
   const Answer& answer = answers_[index];
   AnswerPiece piece{.index = static_cast<int>(index),
                     .first = !answer.started,
-                    .text_offset = answer.text_offset,
-                    .finish_reason = finish_reason(answer),
+                    .pieces = answer.pieces,
+                    .tokens = answer.tokens,
+                    .finish_reason = answer.choice.finish_reason(),
                     .stop_reason = answer.choice.stop_reason(),
-                    .parsed = answer.parser != nullptr,
-                    .call_key = call_key_,
-                    .echo = plan_.echo};
+                    .called = answer.called,
+                    .echo = plan_.echo && !answer.started,
+                    .quire = answer.quire};
+  if (plan_.options.sampling.logprobs) piece.logprobs = answer.logprobs;
   piece.prompt = plan_.prompts[index / static_cast<size_t>(plan_.options.n)];
   if (plan_.options.sampling.prompt_logprobs) piece.prompt_logprobs = answers_[first_answer(index)].prompt_logprobs;
   return piece;
@@ -325,16 +292,17 @@ void Generation::start_stream() {
   HttpResponse head{.headers = headers(), .content_type = "text/event-stream; charset=utf-8"};
   head.headers.emplace_back("Cache-Control", "no-cache");
   exchange_->start(std::move(head));
+  exchange_->write(reply_->begin(usage_));
 }
 
 void Generation::stream(size_t index) {
   start_stream();
-  send_chunk(index);
+  send_piece(index);
   if (!echoes_logprobs() || index != first_answer(index)) return;
   // Other answers to this prompt may have waited for its log-probabilities.
   const size_t end = index + static_cast<size_t>(plan_.options.n);
   for (size_t other = index + 1; other < end; ++other) {
-    if (!answers_[other].started && answers_[other].choice.tokens() > 0) send_chunk(other);
+    if (!answers_[other].started && answers_[other].choice.tokens() > 0) send_piece(other);
   }
 }
 
@@ -347,26 +315,13 @@ bool Generation::waits_for_echo(size_t index) const {
 }
 
 // Sends what is kept of this answer, if that says anything to the client.
-void Generation::send_chunk(size_t index) {
+void Generation::send_piece(size_t index) {
   if (waits_for_echo(index)) return;
   Answer& answer = answers_[index];
-  AnswerPiece piece = piece_of(index);
-  piece.echo = plan_.echo && piece.first;
-  piece.text = answer.text;
-  piece.pieces = answer.pieces;
-  piece.tokens = answer.tokens;
-  const bool logprobs = plan_.options.sampling.logprobs.has_value();
-  if (logprobs) piece.logprobs = answer.logprobs;
-  const bool says_tokens = !answer.tokens.empty() && (logprobs || head_.return_token_ids);
-  if (answer.text.empty() && answer.pieces.empty() && !says_tokens && !answer.choice.finished()) return;
-  std::optional<Usage> usage_now;
-  if (plan_.options.include_usage && plan_.options.continuous_usage_stats) usage_now = usage();
-  if (!plan_.options.include_usage) piece.quire = answer.quire;  // else the chunk with usage is the last
-  exchange_->write(sse_event(chunk_json(head_, piece, usage_now, plan_.options.include_usage)));
-  if (logprobs)
-    answer.text_offset += offset_of(head_, answer.tokens) + (piece.echo ? offset_of(head_, piece.prompt) : 0);
+  const bool says_tokens = plan_.options.sampling.logprobs || plan_.options.return_token_ids;
+  if (answer.pieces.empty() && (answer.tokens.empty() || !says_tokens) && !answer.choice.finished()) return;
+  exchange_->write(reply_->piece(piece_of(index), usage_));
   answer.started = true;
-  answer.text.clear();
   answer.pieces.clear();
   answer.tokens.clear();
   answer.logprobs.clear();
@@ -374,9 +329,7 @@ void Generation::send_chunk(size_t index) {
 
 void Generation::end_stream() {
   closed_ = true;
-  if (plan_.options.include_usage)
-    exchange_->write(sse_event(usage_chunk_json(head_, usage(), answers_.front().quire)));
-  exchange_->write(kSseDone);
+  exchange_->write(reply_->end(usage_, answers_.front().quire));
   exchange_->finish();
   log(200);
 }
@@ -385,16 +338,8 @@ void Generation::end_stream() {
 void Generation::send_body() {
   on_text_thread([this] {
     std::vector<AnswerPiece> pieces;
-    for (size_t i = 0; i < answers_.size(); ++i) {
-      const Answer& answer = answers_[i];
-      pieces.push_back(piece_of(i));
-      pieces.back().text = answer.text;
-      pieces.back().pieces = answer.pieces;
-      pieces.back().tokens = answer.tokens;
-      pieces.back().quire = answer.quire;
-      if (plan_.options.sampling.logprobs) pieces.back().logprobs = answer.logprobs;
-    }
-    HttpResponse response{.headers = headers(), .body = body_json(head_, pieces, usage())};
+    for (size_t i = 0; i < answers_.size(); ++i) pieces.push_back(piece_of(i));
+    HttpResponse response{.headers = headers(), .body = reply_->body(pieces, usage_)};
     exchange_->post([self = shared_from_this(), response = std::move(response)]() mutable {
       if (self->closed_.exchange(true)) return;
       self->exchange_->respond(std::move(response));
@@ -418,15 +363,13 @@ void Generation::cancel_all() {
 void Generation::log(int status) const {
   context_.metrics.replied(status);
   const auto milliseconds = [&](Clock::time_point when) { return seconds(when - arrival_) * 1e3; };
-  std::string line =
-      fmt::format("request id={} client={} path={} status={} total_ms={:.1f}", request_id_, client_,
-                  chat_ ? "/v1/chat/completions" : "/v1/completions", status, milliseconds(Clock::now()));
+  std::string line = fmt::format("request id={} client={} path={} status={} total_ms={:.1f}", request_id_, client_,
+                                 endpoint_.path, status, milliseconds(Clock::now()));
   if (planned_ && !answers_.empty()) {
-    const Usage total = usage();
     const Answer& first = answers_.front();
     line += fmt::format(" stream={} answers={} prompt_tokens={} cached_tokens={} completion_tokens={}",
-                        plan_.options.stream, answers_.size(), total.prompt_tokens, total.cached_tokens,
-                        total.completion_tokens);
+                        plan_.options.stream, answers_.size(), usage_.prompt_tokens, usage_.cached_tokens,
+                        usage_.completion_tokens);
     if (first.first_token != Clock::time_point{})
       line += fmt::format(" ttft_ms={:.1f}", milliseconds(first.first_token));
     if (first.choice.finished()) line += fmt::format(" finish={}", first.choice.finish_reason());

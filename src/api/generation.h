@@ -1,4 +1,4 @@
-// One request for completions from its body to the end of its answer.
+// One request for completions, by whichever endpoint, from its body to the end of its answer.
 //
 // begin() has the body planned on a text thread and the engine asked. From then on everything happens on the io thread:
 // the engine's sinks leave their updates in an Inbox and post this, the io thread takes them out, each goes through its
@@ -18,6 +18,7 @@
 
 #include "api/backend.h"
 #include "api/choice.h"
+#include "api/endpoint.h"
 #include "api/http.h"
 #include "api/metrics.h"
 #include "api/plan.h"
@@ -38,7 +39,8 @@ struct GenerationContext {
 
 class Generation final : public Task, public std::enable_shared_from_this<Generation> {
  public:
-  Generation(GenerationContext& context, std::shared_ptr<Exchange> exchange, std::string request_id, bool chat);
+  Generation(GenerationContext& context, std::shared_ptr<Exchange> exchange, std::string request_id,
+             const Endpoint& endpoint);
 
   // Called once, on the io thread.
   void begin(HttpRequest request);
@@ -48,17 +50,15 @@ class Generation final : public Task, public std::enable_shared_from_this<Genera
  private:
   using Clock = std::chrono::steady_clock;
 
-  // One answer: its Choice, and what is kept of it for a body or for the next chunk.
+  // One answer: its Choice, and what is kept of it for a body or for the next piece of a stream.
   struct Answer {
     Choice choice;
-    std::unique_ptr<OutputParser> parser = {};  // null: all of it is `text`
-    std::string text = {};
+    std::unique_ptr<OutputParser> parser = {};  // null: all of it is content
     std::vector<OutputPiece> pieces = {};
     bool called = false;  // a tool
     std::vector<TokenId> tokens = {};
     std::vector<PositionLogprobs> logprobs = {};
     std::vector<PositionLogprobs> prompt_logprobs = {};
-    size_t text_offset = 0;
     bool started = false;
     int cached_tokens = 0;
     std::optional<RequestTimes> times = {};
@@ -95,7 +95,7 @@ class Generation final : public Task, public std::enable_shared_from_this<Genera
   void keep(Answer& answer, Choice::Delta delta);
   void stream(size_t index);
   bool waits_for_echo(size_t index) const;
-  void send_chunk(size_t index);
+  void send_piece(size_t index);
   void answer_ended(size_t index, const std::optional<Error>& error);
   void start_stream();
   void end_stream();
@@ -108,30 +108,27 @@ class Generation final : public Task, public std::enable_shared_from_this<Genera
   // The first answer to the same prompt: the one whose request brings the prompt's log-probabilities.
   size_t first_answer(size_t index) const { return index - index % static_cast<size_t>(plan_.options.n); }
   std::string echo_text(size_t answer) const;
-  std::unique_ptr<OutputParser> new_parser() const;
-  std::string_view finish_reason(const Answer& answer) const;
   AnswerPiece piece_of(size_t index) const;
-  Usage usage() const;
   Headers headers() const;
 
   GenerationContext& context_;
   const std::shared_ptr<Exchange> exchange_;
   const std::string request_id_;
-  const bool chat_;
+  const Endpoint& endpoint_;
   const Clock::time_point arrival_ = Clock::now();
   std::string client_;
   std::atomic<bool> closed_ = false;  // the client has its answer or has left: nothing more is sent
 
   // Made on the text thread, then the io thread's.
   Plan plan_;
-  ReplyHead head_;
+  std::unique_ptr<Reply> reply_;
   std::vector<Answer> answers_;
-  std::string call_key_;  // what ids of calls are made of
+  Usage usage_;
 
   Inbox inbox_;
   Update taken_;  // the io thread's: empty, with memory that goes back to the inbox
 
-  bool planned_ = false;       // the plan, the head and the answers are the io thread's
+  bool planned_ = false;       // what the text thread made is the io thread's
   std::vector<uint64_t> ids_;  // of the engine's requests, once known
   bool stream_started_ = false;
   size_t ended_ = 0;

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 #include "api/json_writer.h"
+#include "base/sha256.h"
 #include "base/utf8.h"
 #include "text/chat_template.h"
 #include "text/grammar.h"
@@ -19,13 +21,6 @@ constexpr size_t kLongestPiece = 256;
 constexpr size_t kPromptEnd = 64;
 // Bytes that are tokenised in any case, so that an error can say how many tokens they are.
 constexpr size_t kQuicklyDone = 1 << 20;
-
-ParseLimits limits_of(const Backend& backend, const ServiceOptions& service) {
-  return {.vocab_size = backend.info->vocab_size,
-          .max_model_len = backend.info->max_model_len,
-          .max_choices = service.max_choices,
-          .defaults = service.sampling_defaults};
-}
 
 std::unexpected<Error> invalid(std::string message, std::string param) {
   return fail(ErrorKind::kInvalidRequest, std::move(message), std::move(param));
@@ -86,7 +81,7 @@ void truncate(std::vector<TokenId>& prompt, const GenerationOptions& options, in
 
 // Settles max_tokens for a prompt of this length.
 Result<void> check_length(const std::vector<TokenId>& prompt, const Plan& plan, const Backend& backend) {
-  const char* param = plan.chat ? "messages" : "prompt";
+  const std::string& param = plan.prompt_field;
   const int64_t most = backend.info->max_model_len;
   const auto size = static_cast<int64_t>(prompt.size());
   if (size == 0) return invalid("the prompt has no tokens", param);
@@ -98,10 +93,9 @@ Result<void> check_length(const std::vector<TokenId>& prompt, const Plan& plan, 
   }
   const int64_t wanted = plan.options.max_tokens.value_or(0);
   if (size + wanted > most) {
-    return invalid(
-        fmt::format("max_tokens is {}, but with a prompt of {} tokens only {} more fit the model's length of {}",
-                    wanted, size, most - size, most),
-        "max_tokens");
+    return invalid(fmt::format("{} is {}, but with a prompt of {} tokens only {} more fit the model's length of {}",
+                               plan.options.max_tokens_field, wanted, size, most - size, most),
+                   plan.options.max_tokens_field);
   }
   return {};
 }
@@ -148,7 +142,7 @@ Result<Plan> finish_plan(Plan plan, const Backend& backend, const ServiceOptions
   if (total > service.max_prompt_tokens) {
     return invalid(fmt::format("one request may hold at most {} prompt tokens, times n; this one has {}",
                                service.max_prompt_tokens, total),
-                   plan.chat ? "messages" : "prompt");
+                   plan.prompt_field);
   }
   if (backend.tokenizer == nullptr && !plan.options.stop.empty()) {
     return fail(ErrorKind::kUnsupported, "stop strings need a tokenizer, and this model has none: use stop_token_ids",
@@ -160,12 +154,29 @@ Result<Plan> finish_plan(Plan plan, const Backend& backend, const ServiceOptions
   plan.seed_chosen = !plan.options.seed && plan.options.sampling.temperature > 0;
   plan.seed = plan.options.seed.value_or(plan.seed_chosen ? random_seed : 0);
   plan.answer_wanted = plan.options.max_tokens != 0;
+  // Without text, ids are all there is to say.
+  if (backend.tokenizer == nullptr) plan.options.return_token_ids = true;
   SamplingParams& sampling = plan.options.sampling;
   if (plan.echo && sampling.logprobs && !sampling.prompt_logprobs) sampling.prompt_logprobs = sampling.logprobs;
   return plan;
 }
 
+std::string call_key_of(const Plan& plan) {
+  Sha256 hash;
+  for (const auto& prompt : plan.prompts) hash.update(std::as_bytes(std::span(prompt)));
+  hash.update(std::as_bytes(std::span(&plan.seed, 1)));
+  const Sha256Digest digest = hash.finish();
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
+
 }  // namespace
+
+ParseLimits limits_of(const Backend& backend, const ServiceOptions& service) {
+  return {.vocab_size = backend.info->vocab_size,
+          .max_model_len = backend.info->max_model_len,
+          .max_choices = service.max_choices,
+          .defaults = service.sampling_defaults};
+}
 
 int Plan::max_tokens() const { return std::max(options.max_tokens.value_or(options.default_max_tokens), 1); }
 
@@ -183,6 +194,15 @@ Request Plan::request(size_t answer) const {
   // All answers of a prompt share its log-probabilities: the first brings them.
   if (answer % n != 0) request.sampling.prompt_logprobs.reset();
   return request;
+}
+
+std::unique_ptr<OutputParser> Plan::new_parser(const OutputFormats& formats) const {
+  if (!format) return nullptr;
+  const ToolUse& use = format->tool_use;
+  if (use.choice == ToolUse::Choice::kNamed) return make_arguments_parser(use.named);
+  if (use.choice == ToolUse::Choice::kRequired) return make_calls_parser(use.tools);
+  // What must follow something does so from its first token on: it is not the reasoning that the prompt has opened.
+  return make_output_parser(formats, use.tools, constraint ? "" : format->prompt_end);
 }
 
 Result<void> check_model(const std::optional<std::string>& model, const ServiceOptions& service) {
@@ -214,26 +234,26 @@ Result<std::string> render_chat(const ChatPrompt& chat, const Backend& backend) 
     return fail(ErrorKind::kUnsupported,
                 fmt::format("this model has no {}: use /v1/completions",
                             backend.tokenizer == nullptr ? "tokenizer" : "chat template"),
-                "messages");
+                chat.field);
   }
   auto rendered = backend.chat_template->render(chat.messages, template_options(chat));
-  if (!rendered) return fail(rendered.error().kind, rendered.error().message, "messages");
+  if (!rendered) return fail(rendered.error().kind, rendered.error().message, chat.field);
   if (chat.continue_final_message) {
     rendered = without_end(std::move(*rendered), chat.final_content);
     if (!rendered) return std::unexpected(rendered.error());
   }
-  if (auto fits = check_size(*rendered, "messages", backend); !fits) return std::unexpected(fits.error());
+  if (auto fits = check_size(*rendered, chat.field, backend); !fits) return std::unexpected(fits.error());
   return rendered;
 }
 
-Result<Plan> plan_completion(std::string_view body, const Backend& backend, const ServiceOptions& service,
+Result<Plan> plan_completion(Parsed<CompletionRequest> parsed, const Backend& backend, const ServiceOptions& service,
                              uint64_t random_seed) {
-  auto parsed = parse_completion(body, limits_of(backend, service));
-  if (!parsed) return std::unexpected(parsed.error());
-  CompletionRequest& request = parsed->request;
+  CompletionRequest& request = parsed.request;
   if (auto known = check_model(request.options.model, service); !known) return std::unexpected(known.error());
-  Plan plan{
-      .options = std::move(request.options), .echo = request.echo, .ignored_fields = std::move(parsed->ignored_fields)};
+  Plan plan{.options = std::move(request.options),
+            .prompt_field = "prompt",
+            .echo = request.echo,
+            .ignored_fields = std::move(parsed.ignored_fields)};
   for (const Prompt& prompt : request.prompts) {
     auto ids = tokenize_prompt(prompt, request.add_special_tokens, plan.options, backend);
     if (!ids) return std::unexpected(ids.error());
@@ -242,25 +262,26 @@ Result<Plan> plan_completion(std::string_view body, const Backend& backend, cons
   return finish_plan(std::move(plan), backend, service, random_seed);
 }
 
-Result<Plan> plan_chat(std::string_view body, const Backend& backend, const ServiceOptions& service,
+Result<Plan> plan_chat(Parsed<ChatRequest> parsed, const Backend& backend, const ServiceOptions& service,
                        uint64_t random_seed) {
-  auto parsed = parse_chat(body, limits_of(backend, service));
-  if (!parsed) return std::unexpected(parsed.error());
-  ChatRequest& request = parsed->request;
+  ChatRequest& request = parsed.request;
   if (auto known = check_model(request.options.model, service); !known) return std::unexpected(known.error());
   auto rendered = render_chat(request.prompt, backend);
   if (!rendered) return std::unexpected(rendered.error());
   auto ids = tokenize_text(*rendered, request.prompt.add_special_tokens, backend);
   if (!ids) return std::unexpected(ids.error());
   Plan plan{.options = std::move(request.options),
-            .chat = true,
-            .prompt_end = rendered->substr(rendered->size() - std::min(rendered->size(), kPromptEnd)),
-            .tool_use = std::move(request.tool_use),
-            .include_reasoning = request.include_reasoning,
-            .ignored_fields = std::move(parsed->ignored_fields)};
-  if (plan.tool_use.choice == ToolUse::Choice::kNone) plan.tool_use.tools.clear();
+            .prompt_field = request.prompt.field,
+            .ignored_fields = std::move(parsed.ignored_fields)};
+  plan.format = AnswerFormat{.tool_use = std::move(request.tool_use),
+                             .include_reasoning = request.include_reasoning,
+                             .prompt_end = rendered->substr(rendered->size() - std::min(rendered->size(), kPromptEnd))};
+  ToolUse& use = plan.format->tool_use;
+  if (use.choice == ToolUse::Choice::kNone) use.tools.clear();
   plan.prompts.push_back(std::move(*ids));
-  return finish_plan(std::move(plan), backend, service, random_seed);
+  auto finished = finish_plan(std::move(plan), backend, service, random_seed);
+  if (finished) finished->call_key = call_key_of(*finished);
+  return finished;
 }
 
 }  // namespace quire::api

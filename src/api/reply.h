@@ -1,5 +1,8 @@
-// The bodies of answers: completions and chats, whole or as the chunks of a stream, in OpenAI's shape with vLLM's
-// additions. Pure functions from values to JSON.
+// What an answer becomes on the wire: one body, or the events of a stream.
+//
+// Generation feeds a Reply with what the engine answers and knows nothing of its shape; each endpoint has its own. All
+// of a stream comes from one Reply, in the order begin(), piece()..., and end() or failure(); what it returns is the
+// text of the events. body() is alone. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -7,25 +10,23 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "api/choice.h"
+#include "api/error_reply.h"
 #include "api/parsers/output_parser.h"
 #include "quire/request.h"
 #include "text/tokenizer.h"
 
 namespace quire::api {
 
-// What is the same in all chunks of an answer.
+// What every reply to a request says of it.
 struct ReplyHead {
-  std::string id;
+  std::string request_id;
   int64_t created = 0;  // seconds since 1970
   std::string model;
   std::string fingerprint;
-  bool chat = false;
+  std::string call_key;                        // what ids of calls are made of
   const text::Tokenizer* tokenizer = nullptr;  // null: tokens are named by their ids
-  bool tokens_as_ids = false;
-  bool return_token_ids = false;
 };
 
 struct Usage {
@@ -34,39 +35,37 @@ struct Usage {
   int64_t cached_tokens = 0;
 };
 
-// An answer, or a piece of one.
+// An answer, or what came of it since the last piece.
 struct AnswerPiece {
   int index = 0;
-  bool first = true;  // nothing of this answer went before
-  std::string_view text = {};
+  bool first = true;                         // nothing of this answer went before
+  std::span<const OutputPiece> pieces = {};  // of a completion: content alone
   std::span<const TokenId> tokens = {};
   std::optional<std::span<const PositionLogprobs>> logprobs = {};  // one a token
-  size_t text_offset = 0;               // characters that went before, for a completion's logprobs
-  std::string_view finish_reason = {};  // empty: goes on
+  std::string_view finish_reason = {};                             // as Choice has it; empty: goes on
   StopReason stop_reason = {};
+  bool called = false;  // a tool, here or before
   std::span<const TokenId> prompt = {};
   // Of the prompt's positions from the second on; absent: not asked for.
   std::optional<std::span<const PositionLogprobs>> prompt_logprobs = {};
-  std::string_view quire = {};  // JSON of the reply's object of that name; empty: not asked for, or not the last chunk
-  // Instead of text, where the answer's format is known.
-  bool parsed = false;
-  std::span<const OutputPiece> pieces = {};
-  std::string_view call_key = {};  // what ids of calls are made of
-  bool echo = false;               // the prompt's tokens go before those of the answer in a completion's logprobs
+  bool echo = false;            // the prompt goes before it
+  std::string_view quire = {};  // JSON of the reply's object of that name, once the answer has ended; empty: none
 };
 
-// One chunk of a stream; with `usage` if it is given, with "usage": null if only `say_usage`.
-std::string chunk_json(const ReplyHead& head, const AnswerPiece& piece, const std::optional<Usage>& usage,
-                       bool say_usage);
-// The last chunk of a stream that was asked for usage: no choices. `quire` as in AnswerPiece.
-std::string usage_chunk_json(const ReplyHead& head, const Usage& usage, std::string_view quire);
-std::string body_json(const ReplyHead& head, const std::vector<AnswerPiece>& answers, const Usage& usage);
+class Reply {
+ public:
+  virtual ~Reply() = default;
 
-// Characters that these tokens add to text_offset.
-size_t offset_of(const ReplyHead& head, std::span<const TokenId> tokens);
+  virtual std::string body(std::span<const AnswerPiece> answers, const Usage& usage) const = 0;
 
-// One event of a server-sent stream.
-std::string sse_event(std::string_view data);
-inline constexpr std::string_view kSseDone = "data: [DONE]\n\n";
+  // `usage` is what is known by then. `quire` is the first answer's.
+  virtual std::string begin(const Usage& usage) = 0;
+  virtual std::string piece(const AnswerPiece& piece, const Usage& usage) = 0;
+  virtual std::string end(const Usage& usage, std::string_view quire) = 0;
+  virtual std::string failure(const ApiError& error) = 0;
+};
+
+// An id of 9 letters and digits, since Mistral's templates take no other.
+std::string call_id(std::string_view call_key, int answer, int call);
 
 }  // namespace quire::api

@@ -52,7 +52,8 @@ struct GenerationOptions {
   SamplingParams sampling = {};  // all but seed, choice and max_tokens
   std::optional<uint64_t> seed = {};
   std::optional<int> max_tokens = {};
-  int default_max_tokens = kDefaultMaxTokens;  // where max_tokens is not given; less if the model's length ends before
+  const char* max_tokens_field = "max_tokens";  // where the request said so, for errors
+  int default_max_tokens = kDefaultMaxTokens;   // where max_tokens is not given; less if the model's length ends before
   int n = 1;
   bool stream = false;
   bool include_usage = false;           // a last chunk with usage
@@ -78,10 +79,11 @@ struct CompletionRequest {
 
 // What the chat template needs: JSON texts for its renderer.
 struct ChatPrompt {
-  std::string messages = {};   // a list
-  std::string tools = {};      // a list, or empty
-  std::string documents = {};  // a list, or empty
-  std::string kwargs = {};     // an object, or empty
+  const char* field = "messages";  // of the request, for errors
+  std::string messages = {};       // a list
+  std::string tools = {};          // a list, or empty
+  std::string documents = {};      // a list, or empty
+  std::string kwargs = {};         // an object, or empty
   std::string reasoning_effort = {};
   bool add_generation_prompt = true;
   bool continue_final_message = false;

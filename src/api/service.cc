@@ -11,6 +11,7 @@
 #include <span>
 #include <utility>
 
+#include "api/endpoint.h"
 #include "api/error_reply.h"
 #include "api/generation.h"
 #include "api/json_writer.h"
@@ -50,19 +51,7 @@ bool is_visible_ascii(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; });
 }
 
-enum class Route {
-  kPage,
-  kHealth,
-  kReady,
-  kVersion,
-  kMetrics,
-  kModels,
-  kModel,
-  kCompletions,
-  kChat,
-  kTokenize,
-  kDetokenize
-};
+enum class Route { kPage, kHealth, kReady, kVersion, kMetrics, kModels, kModel, kGenerate, kTokenize, kDetokenize };
 
 struct RouteEntry {
   std::string_view path;
@@ -72,14 +61,9 @@ struct RouteEntry {
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
 constexpr std::array kRoutes = {
-    RouteEntry{"/health", "GET", Route::kHealth},
-    RouteEntry{"/ready", "GET", Route::kReady},
-    RouteEntry{"/version", "GET", Route::kVersion},
-    RouteEntry{"/metrics", "GET", Route::kMetrics},
-    RouteEntry{"/v1/models", "GET", Route::kModels},
-    RouteEntry{"/v1/completions", "POST", Route::kCompletions},
-    RouteEntry{"/v1/chat/completions", "POST", Route::kChat},
-    RouteEntry{"/tokenize", "POST", Route::kTokenize},
+    RouteEntry{"/health", "GET", Route::kHealth},          RouteEntry{"/ready", "GET", Route::kReady},
+    RouteEntry{"/version", "GET", Route::kVersion},        RouteEntry{"/metrics", "GET", Route::kMetrics},
+    RouteEntry{"/v1/models", "GET", Route::kModels},       RouteEntry{"/tokenize", "POST", Route::kTokenize},
     RouteEntry{"/detokenize", "POST", Route::kDetokenize},
 };
 
@@ -87,6 +71,7 @@ std::optional<RouteEntry> find_route(std::string_view path) {
   for (const RouteEntry& entry : kRoutes) {
     if (entry.path == path) return entry;
   }
+  if (find_endpoint(path) != nullptr) return RouteEntry{path, "POST", Route::kGenerate};
   if (path.starts_with(kModelPrefix) && path != kModelPrefix) return RouteEntry{path, "GET", Route::kModel};
   if (find_page_file(path)) return RouteEntry{path, "GET", Route::kPage};
   return std::nullopt;
@@ -229,10 +214,9 @@ std::string Service::Impl::request_id(const HttpRequest& request) const {
 void Service::Impl::handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange) {
   const auto entry = find_route(request.path);
   switch (entry->route) {
-    case Route::kCompletions:
-    case Route::kChat: {
+    case Route::kGenerate: {
       const auto generation =
-          std::make_shared<Generation>(*context_, exchange, request_id(request), entry->route == Route::kChat);
+          std::make_shared<Generation>(*context_, exchange, request_id(request), *find_endpoint(request.path));
       return generation->begin(std::move(request));
     }
     case Route::kTokenize:

@@ -1,0 +1,51 @@
+#include "api/endpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "api/openai_reply.h"
+
+namespace quire::api {
+namespace {
+
+ReplyHead head_of(const Plan& plan, const AskContext& context) {
+  return {.request_id = context.request_id,
+          .created = context.now,
+          .model = plan.options.model.value_or(context.service.served_model_names.front()),
+          .fingerprint = context.fingerprint,
+          .call_key = plan.call_key,
+          .tokenizer = context.backend.tokenizer};
+}
+
+Result<Asked> ask_completion(std::string_view body, const AskContext& context) {
+  auto parsed = parse_completion(body, limits_of(context.backend, context.service));
+  if (!parsed) return std::unexpected(parsed.error());
+  auto plan = plan_completion(std::move(*parsed), context.backend, context.service, context.random_seed);
+  if (!plan) return std::unexpected(plan.error());
+  auto reply = completion_reply(head_of(*plan, context), *plan);
+  return Asked{std::move(*plan), std::move(reply)};
+}
+
+Result<Asked> ask_chat(std::string_view body, const AskContext& context) {
+  auto parsed = parse_chat(body, limits_of(context.backend, context.service));
+  if (!parsed) return std::unexpected(parsed.error());
+  auto plan = plan_chat(std::move(*parsed), context.backend, context.service, context.random_seed);
+  if (!plan) return std::unexpected(plan.error());
+  auto reply = chat_reply(head_of(*plan, context), *plan);
+  return Asked{std::move(*plan), std::move(reply)};
+}
+
+constexpr std::array kEndpoints = {
+    Endpoint{"/v1/completions", ask_completion},
+    Endpoint{"/v1/chat/completions", ask_chat},
+};
+
+}  // namespace
+
+const Endpoint* find_endpoint(std::string_view path) {
+  const auto* const found = std::ranges::find(kEndpoints, path, &Endpoint::path);
+  return found == kEndpoints.end() ? nullptr : found;
+}
+
+}  // namespace quire::api
