@@ -74,6 +74,7 @@ struct FlagTexts {
   std::string lm_head_quantization = "auto";
   std::string kv_cache_dtype = "auto";
   std::string max_model_len;
+  std::string offload_experts = "auto";
   std::string policy = "fcfs";
   int64_t step_time_ms = 0;
   int64_t kv_cache_bytes = 0;
@@ -98,6 +99,10 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
                  "The LM head: auto (int8 if --quantization is not none), none or int8")
       ->check(CLI::IsMember({"auto", "none", "int8"}));
   app.add_option("--max-model-len", t.max_model_len, "Tokens of the longest request; 'auto' or -1 for what fits");
+  app.add_option("--offload-experts", t.offload_experts,
+                 "Keep experts in a file instead of memory: auto (if they do not fit), never or always")
+      ->check(CLI::IsMember({"auto", "never", "always"}));
+  app.add_option("--offload-dir", o.offload_dir, "The folder for that file; default $TMPDIR, or /var/tmp");
   app.add_option("--kv-cache-memory-bytes", t.kv_cache_bytes, "Memory for the KV cache; default half of what is free")
       ->check(integer(1, std::numeric_limits<int64_t>::max()));
   app.add_option("--kv-cache-dtype", t.kv_cache_dtype, "Keys and values: auto (as the profile says), bfloat16 or int8")
@@ -196,6 +201,8 @@ Result<void> finish(EngineOptions& o, const FlagTexts& t) {
   if (t.quantization == "int4") o.quantization = Quantization::kInt4;
   if (t.lm_head_quantization == "none") o.lm_head_quantization = LmHeadQuantization::kNone;
   if (t.lm_head_quantization == "int8") o.lm_head_quantization = LmHeadQuantization::kInt8;
+  if (t.offload_experts == "never") o.expert_offload = ExpertOffload::kNever;
+  if (t.offload_experts == "always") o.expert_offload = ExpertOffload::kAlways;
   if (t.no_prefix_caching) o.prefix_caching = false;
   if (t.kv_cache_dtype == "bfloat16") o.kv_cache_dtype = KvCacheDtype::kBFloat16;
   if (t.kv_cache_dtype == "int8") o.kv_cache_dtype = KvCacheDtype::kInt8;
@@ -231,6 +238,8 @@ Error in_flags(Error error, std::string_view size_flag) {
                                            "dtype",
                                            "quantization",
                                            "lm_head_quantization",
+                                           "offload_experts",
+                                           "offload_dir",
                                            "max_model_len",
                                            "kv_cache_memory_bytes",
                                            "block_size",

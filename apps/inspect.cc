@@ -127,9 +127,9 @@ int inspect(const InspectFlags& flags) {
   print_quantisation(*opened, flags.engine);
   fmt::print("profile        {}\n", name_of(outline->profile));
   fmt::print("length         {} tokens (the model's own: {})\n", outline->plan.max_model_len, spec.max_positions);
-  for (const std::string& notice : {opened->notice, outline->notice})
-    if (!notice.empty()) fmt::print("notice         {}\n", notice);
-  if (auto fits = engine::check_memory(flags.engine); !fits)
+  for (const std::string& notice : opened->notices) fmt::print("notice         {}\n", notice);
+  if (!outline->notice.empty()) fmt::print("notice         {}\n", outline->notice);
+  if (auto fits = engine::check_memory(flags.engine, opened->weight_bytes); !fits)
     fmt::print("notice         quire serve would refuse this here: {}\n", in_flags(fits.error()).message);
   print_plan(*outline, flags.engine);
   if (auto printed = print_attention(*outline); !printed) return report(printed.error());

@@ -48,6 +48,10 @@ enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
 // The same for the LM head alone. kAuto: int8 where `quantization` is not kNone.
 enum class LmHeadQuantization : uint8_t { kAuto, kNone, kInt8 };
 
+// Where the matrices of experts lie. kAuto: in memory if all weights fit, else in a file, of which the system keeps in
+// memory what is used.
+enum class ExpertOffload : uint8_t { kAuto, kNever, kAlways };
+
 constexpr std::string_view name_of(Quantization quantization) {
   return quantization == Quantization::kInt8 ? "int8" : quantization == Quantization::kInt4 ? "int4" : "none";
 }
@@ -65,6 +69,8 @@ struct EngineOptions {
   std::optional<Profile> profile = {};        // default: by the checkpoint and `quantization`
   Quantization quantization = Quantization::kNone;
   LmHeadQuantization lm_head_quantization = LmHeadQuantization::kAuto;
+  ExpertOffload expert_offload = ExpertOffload::kAuto;
+  std::filesystem::path offload_dir = {};     // for that file; empty: TMPDIR, or /var/tmp without it
   std::optional<int64_t> max_model_len = {};  // tokens; default: the model's, lowered to what fits; given: must fit
   std::optional<size_t> kv_cache_bytes = {};  // default: half of the memory free after weights
   KvCacheDtype kv_cache_dtype = KvCacheDtype::kAuto;

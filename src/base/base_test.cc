@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/vfs.h>
 
+#include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -110,6 +114,62 @@ TEST(Allocator, PiecesLieBesideEachOtherAndLiveAlone) {
   pieces.clear();
   EXPECT_EQ(allocator.in_use(), 0U);
   EXPECT_FALSE(allocator.allocate_beside(SIZE_MAX / 4));
+}
+
+TEST(Allocator, OverAFileKeepsWhatIsWrittenAndLeavesNoName) {
+  const std::filesystem::path folder = std::filesystem::path(QUIRE_SOURCE_DIR) / "build" / "allocator_test";
+  std::filesystem::create_directories(folder);
+  {
+    auto allocator = Allocator::over_file(folder);
+    ASSERT_TRUE(allocator) << allocator.error().message;
+    EXPECT_TRUE(std::filesystem::is_empty(folder));
+    std::vector<Buffer> buffers;
+    for (size_t size : {size_t{1}, size_t{5000}, (size_t{9} << 20) + 1}) {
+      auto buffer = (*allocator)->allocate(size);
+      auto piece = (*allocator)->allocate_beside(size);
+      ASSERT_TRUE(buffer && piece);
+      for (Buffer* made : {&*buffer, &*piece}) {
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(made->data()) % 64, 0U);
+        EXPECT_TRUE(std::ranges::all_of(made->bytes(), [](std::byte b) { return b == std::byte{0}; }));
+        std::memset(made->data(), static_cast<int>(buffers.size()) + 1, size);
+        buffers.push_back(std::move(*made));
+      }
+    }
+    for (size_t i = 0; i < buffers.size(); ++i)
+      EXPECT_TRUE(std::ranges::all_of(buffers[i].bytes(), [&](std::byte b) { return b == std::byte(i + 1); })) << i;
+    buffers.clear();
+    EXPECT_EQ((*allocator)->in_use(), 0U);
+  }
+  std::filesystem::remove(folder);
+}
+
+// As a full disk does, the limit on files' sizes refuses to make the file longer.
+TEST(Allocator, OverAFileSaysThatThereIsNoRoom) {
+  auto allocator = Allocator::over_file(QUIRE_SOURCE_DIR);
+  ASSERT_TRUE(allocator) << allocator.error().message;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old = {};
+  getrlimit(RLIMIT_FSIZE, &old);
+  const rlimit small = {1 << 16, old.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  const auto fits = (*allocator)->allocate(1 << 15), full = (*allocator)->allocate(1 << 16);
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(fits);
+  ASSERT_FALSE(full);
+  EXPECT_EQ(full.error().kind, ErrorKind::kExhausted);
+  EXPECT_NE(full.error().message.find("65536 bytes"), std::string::npos) << full.error().message;
+}
+
+TEST(Allocator, OverAFileWantsAFolderOnADisk) {
+  const auto none = Allocator::over_file("/no/such/folder");
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().param, "offload_dir");
+  struct statfs system = {};
+  if (statfs("/dev/shm", &system) != 0 || system.f_type != 0x01021994) GTEST_SKIP() << "/dev/shm is not in memory here";
+  const auto memory = Allocator::over_file("/dev/shm");
+  ASSERT_FALSE(memory);
+  EXPECT_NE(memory.error().message.find("lies in memory"), std::string::npos) << memory.error().message;
 }
 
 TEST(Cpu, NamesParseBackAndUnknownOnesDoNot) {

@@ -1,15 +1,18 @@
 // A Buffer owns one aligned range of memory; an Allocator is where all weight and cache memory comes from.
 //
 // Buffers are zero when made (fresh pages of the kernel) and, from 2 MiB on, aligned and advised to huge pages.
-// Memory is touched on demand: a large buffer costs nothing until it is written. An Allocator may be called from any
-// thread.
+// Memory is touched on demand: a large buffer costs nothing until it is written. An Allocator over a file gives memory
+// that the system may write to the disk and forget until it is used again: for what may be larger than memory. An
+// Allocator may be called from any thread.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "quire/error.h"
@@ -46,10 +49,15 @@ class Buffer {
 class Allocator {
  public:
   Allocator() = default;
+  ~Allocator();
+  // Over a file without a name in `folder`, which ends with this process whatever happens. Room on the disk is taken as
+  // memory is asked for. kNotFound if no file can be made there, kUnsupported if the folder lies in memory; both name
+  // offload_dir.
+  static Result<std::unique_ptr<Allocator>> over_file(const std::filesystem::path& folder);
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
-  // `size` zeroed bytes, aligned to 64 at least. kExhausted if the system refuses.
+  // `size` zeroed bytes, aligned to 64 at least. kExhausted if the system refuses, or the disk is full.
   Result<Buffer> allocate(size_t size);
 
   // The same, for pieces that are many and live long, such as weights: they lie side by side on huge pages, which small
@@ -61,6 +69,12 @@ class Allocator {
 
  private:
   friend class Buffer;
+  Result<Buffer> allocate_in_file(size_t size);
+
+  int file_ = -1;  // that all memory is of; -1: of none
+  std::string folder_;
+  size_t file_size_ = 0;  // guarded by file_mutex_
+  std::mutex file_mutex_;
   std::atomic<size_t> in_use_{0};
   std::mutex mutex_;              // guards the slab that pieces are taken from
   std::shared_ptr<Buffer> slab_;  // pieces keep theirs alive

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/cpu.h"
 #include "base/log.h"
@@ -148,7 +149,6 @@ Result<void> check_options(const EngineOptions& options) {
 
 // What quantisation leaves as it is, for people.
 std::string notice_of(const model::QuantisationPlan& plan) {
-  if (plan.kept.empty()) return {};
   return fmt::format("{} matrices stay as they are, since their rows are not whole groups of {} inputs: {}{}",
                      plan.kept.size(), weights::kQuantisedBlock, plan.kept.front(),
                      plan.kept.size() > 1 ? " and others" : "");
@@ -162,9 +162,23 @@ Result<std::unique_ptr<ThreadPool>> make_pool(const EngineOptions& options) {
   return std::make_unique<ThreadPool>(std::move(*cpus));
 }
 
-size_t default_cache_bytes(size_t weight_bytes) {
+std::string gibibytes(size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30)); }
+
+// Half of what is free beside the weights.
+Result<size_t> default_cache_bytes(size_t weight_bytes) {
   const size_t available = available_memory();
-  return (available > weight_bytes ? available - weight_bytes : 0) / 2;
+  if (available > weight_bytes) return (available - weight_bytes) / 2;
+  return fail(ErrorKind::kExhausted,
+              fmt::format("kv_cache_memory_bytes: the weights take {} of the {} of memory that are free, which leaves "
+                          "nothing for the KV cache",
+                          gibibytes(weight_bytes), gibibytes(available)),
+              "kv_cache_memory_bytes");
+}
+
+std::filesystem::path offload_dir(const EngineOptions& options) {
+  if (!options.offload_dir.empty()) return options.offload_dir;
+  const char* temporary = std::getenv("TMPDIR");
+  return temporary != nullptr && *temporary != '\0' ? temporary : "/var/tmp";
 }
 
 }  // namespace
@@ -193,14 +207,23 @@ int64_t minimum_reuse(const cache::CachePlan& plan, bool prefix_caching) {
 
 int block_size_of(const EngineOptions& options) { return options.block_size.value_or(kDefaultBlockSize); }
 
-Result<void> check_memory(const EngineOptions& options) {
-  const size_t memory = available_memory();
+Result<void> check_memory(const EngineOptions& options, size_t weight_bytes) {
+  const size_t available = available_memory();
+  const size_t memory = available - std::min(available, weight_bytes);
   if (options.kv_cache_bytes.value_or(0) > memory)
     return fail(ErrorKind::kInvalidRequest,
-                fmt::format("kv_cache_memory_bytes {} is more than the {} bytes of memory that are free",
+                fmt::format("kv_cache_memory_bytes {} is more than the {} bytes of memory that are free beside the "
+                            "weights",
                             *options.kv_cache_bytes, memory),
                 "kv_cache_memory_bytes");
   return {};
+}
+
+Result<bool> offloads_experts(ExpertOffload wanted, const model::WeightMemory& weights, size_t available) {
+  if (wanted != ExpertOffload::kAlways)
+    return wanted == ExpertOffload::kAuto && weights.experts > 0 && weights.all > available / 10 * 9;
+  if (weights.experts > 0) return true;
+  return fail(ErrorKind::kUnsupported, "offload_experts: the model has no experts", "offload_experts");
 }
 
 Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const EngineOptions& options,
@@ -224,7 +247,9 @@ Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const E
   config.max_in_flight_tokens = options.max_num_batched_tokens;
   config.hybrid = options.hybrid_kv_cache;
   config.prefix_caching = options.prefix_caching;
-  config.budget_bytes = static_cast<int64_t>(options.kv_cache_bytes.value_or(default_cache_bytes(weight_bytes)));
+  const auto budget = options.kv_cache_bytes ? *options.kv_cache_bytes : default_cache_bytes(weight_bytes);
+  if (!budget) return std::unexpected(budget.error());
+  config.budget_bytes = static_cast<int64_t>(*budget);
   auto plan = cache::plan_cache(layers, config);
   if (!plan) return std::unexpected(plan.error());
   if (plan->max_model_len < wanted)
@@ -251,17 +276,31 @@ Result<OpenedModel> open_model(const EngineOptions& options) {
     auto plan = model::plan_quantisation(opened.spec, *tensors, options.quantization, options.lm_head_quantization);
     if (!plan) return std::unexpected(plan.error());
     tensors = std::make_unique<weights::RoundedSource>(std::move(tensors), plan->formats);
-    opened.notice = notice_of(*plan);
+    if (!plan->kept.empty()) opened.notices.push_back(notice_of(*plan));
   }
   if (auto fits = model::check_profile(opened.spec, *tensors, opened.profile); !fits)
     return std::unexpected(fits.error());
   opened.spec.head.keeps_integers = int8_head && opened.profile == Profile::kBF16;
-  opened.weight_bytes = model::memory_of(opened.spec, *tensors, opened.profile);
+  const model::WeightMemory memory = model::memory_of(opened.spec, *tensors, opened.profile);
+  const size_t available = available_memory();
+  const auto offloads = offloads_experts(options.expert_offload, memory, available);
+  if (!offloads) return std::unexpected(offloads.error());
+  if (*offloads) {
+    opened.offloaded_bytes = memory.experts;
+    opened.notices.push_back(
+        fmt::format("the experts' {} lie in a file in {} and come into memory as they are used, which is slow where "
+                    "they do not stay there: {} of memory are free beside the other weights",
+                    gibibytes(memory.experts), offload_dir(options).string(),
+                    gibibytes(available - std::min(available, memory.all - memory.experts))));
+  }
+  opened.weight_bytes = memory.all - opened.offloaded_bytes;
   return opened;
 }
 
 Result<Outline> outline_model(const OpenedModel& model, const EngineOptions& options) {
-  return outline_spec(model.spec, model.profile, options, model.weight_bytes);
+  auto outline = outline_spec(model.spec, model.profile, options, model.weight_bytes);
+  if (outline) outline->offloads_experts = model.offloaded_bytes > 0;
+  return outline;
 }
 
 Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const EngineOptions& options, size_t weight_bytes,
@@ -269,6 +308,7 @@ Result<Outline> outline_spec(model::ModelSpec spec, Profile profile, const Engin
   if (auto valid = model::validate(spec); !valid) return std::unexpected(valid.error());
   Outline outline;
   outline.profile = profile;
+  outline.weight_bytes = weight_bytes;
   outline.cache = {.dtype = cache_dtype(options.kv_cache_dtype, profile),
                    .block_size = block_size_of(options),
                    .prefix_caching = options.prefix_caching,
@@ -296,14 +336,14 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const EngineOptions& opti
 Result<std::unique_ptr<LoadedModel>> LoadedModel::load(const OpenedModel& opened, const EngineOptions& options) {
   auto outline = outline_model(opened, options);
   if (!outline) return std::unexpected(outline.error());
-  for (const std::string& notice : {opened.notice, outline->notice})
-    if (!notice.empty()) log::warn(notice);
+  for (const std::string& notice : opened.notices) log::warn(notice);
+  if (!outline->notice.empty()) log::warn(outline->notice);
   return make(std::move(*outline), *opened.checkpoint.tensors, options);
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const weights::TensorSource& tensors,
                                                        const EngineOptions& options) {
-  if (auto fits = check_memory(options); !fits) return std::unexpected(fits.error());
+  if (auto fits = check_memory(options, outline.weight_bytes); !fits) return std::unexpected(fits.error());
   const CpuFeatures cpu = detect_cpu();
   auto isa = choose_isa(cpu);
   if (!isa) return std::unexpected(isa.error());
@@ -316,8 +356,13 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const we
   if (!pool) return std::unexpected(pool.error());
   loaded->pool = std::move(*pool);
 
+  if (outline.offloads_experts) {
+    auto memory = Allocator::over_file(offload_dir(options));
+    if (!memory) return std::unexpected(memory.error());
+    loaded->expert_memory = std::move(*memory);
+  }
   auto model = model::load_weights(std::move(outline.spec), tensors, outline.profile,
-                                   {loaded->allocator, *loaded->pool, options.progress});
+                                   {loaded->allocator, *loaded->pool, loaded->expert_memory.get(), options.progress});
   if (!model) return std::unexpected(model.error());
   loaded->model = std::move(*model);
   auto storage = exec::KvStorage::make(std::move(outline.plan), loaded->allocator);

@@ -34,24 +34,29 @@ struct PlannedCache {
 };
 
 // The cache that `options` give to layers of a model whose own length is `own_length` tokens. kv_cache_bytes unset:
-// half of the memory that would be free after weights of `weight_bytes`.
+// half of the memory that would be free after weights of `weight_bytes`. kExhausted if these leave nothing of it.
 Result<PlannedCache> plan_for(std::span<const cache::CacheLayer> layers, const EngineOptions& options,
                               int64_t own_length, size_t weight_bytes);
 
 int block_size_of(const EngineOptions& options);  // tokens
 
-// kInvalidRequest if the options ask for a larger cache than memory is free. Whoever plans without running may pass
-// over it.
-Result<void> check_memory(const EngineOptions& options);
+// kInvalidRequest if the options ask for a larger cache than memory is free beside weights of `weight_bytes`. Whoever
+// plans without running may pass over it.
+Result<void> check_memory(const EngineOptions& options, size_t weight_bytes);
+
+// Whether experts go into a file where `available` bytes of memory are free. kUnsupported, naming offload_experts, if
+// the model must have some and has none.
+Result<bool> offloads_experts(ExpertOffload wanted, const model::WeightMemory& weights, size_t available);
 
 // A checkpoint as the options want it read.
 struct OpenedModel {
   weights::Checkpoint checkpoint;  // its tensors quantised where the options say so
   model::ModelSpec spec;
   Profile profile = Profile::kF32;
-  size_t file_bytes = 0;    // of all tensors as they lie in the files
-  size_t weight_bytes = 0;  // that they will take in memory
-  std::string notice = {};  // for people, of quantisation; may be empty
+  size_t file_bytes = 0;                  // of all tensors as they lie in the files
+  size_t weight_bytes = 0;                // that they will take in memory, experts in a file not counted
+  size_t offloaded_bytes = 0;             // of experts that go into a file
+  std::vector<std::string> notices = {};  // for people
 };
 
 // kUnsupported names quantization or lm_head_quantization if there is nothing to quantise.
@@ -62,6 +67,8 @@ struct Outline {
   model::ModelSpec spec;
   Profile profile = Profile::kF32;
   exec::CacheChoice cache;
+  size_t weight_bytes = 0;  // as of OpenedModel
+  bool offloads_experts = false;
   std::vector<cache::CacheLayer> layers;
   cache::CachePlan plan;
   std::string notice;  // as of PlannedCache
@@ -81,6 +88,7 @@ int64_t minimum_reuse(const cache::CachePlan& plan, bool prefix_caching);
 
 struct LoadedModel {
   Allocator allocator;
+  std::unique_ptr<Allocator> expert_memory;  // over a file; null: experts lie with the rest
   std::unique_ptr<ThreadPool> pool;
   kernels::KernelTable kernels;
   model::Model model;

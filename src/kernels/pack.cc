@@ -316,12 +316,11 @@ Result<PackedMatrix> pack(std::span<const PackSource> sources, WeightTarget targ
   const Rows rows(sources);
   const size_t widened = is_integer(layout) ? 0 : static_cast<size_t>(inputs);
   const size_t worker_bytes = (widened * sizeof(float) + rows.scratch_bytes() + 63) / 64 * 64;
-  auto scratch = allocator.allocate(static_cast<size_t>(pool.size()) * worker_bytes);
-  if (!scratch) return std::unexpected(scratch.error());
+  std::vector<std::byte> scratch(static_cast<size_t>(pool.size()) * worker_bytes);
 
   const PanelJob job{layout, static_cast<int>(outputs), inputs, rows};
   pool.run([&](int worker) {
-    std::byte* mine = scratch->data() + static_cast<size_t>(worker) * worker_bytes;
+    std::byte* mine = scratch.data() + static_cast<size_t>(worker) * worker_bytes;
     const Scratch own{{reinterpret_cast<float*>(mine), widened},
                       {mine + widened * sizeof(float), rows.scratch_bytes()}};
     const auto begin = static_cast<int>(int64_t{panels} * worker / pool.size());

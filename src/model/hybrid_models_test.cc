@@ -98,7 +98,7 @@ TEST(Qwen35, NamesRatesThatAreNone) {
       Allocator allocator;
       ThreadPool pool(1);
       const Altered tensors(*checkpoint->tensors, name, value);
-      const auto model = load_weights(*make_spec(*checkpoint), tensors, Profile::kF32, {allocator, pool, {}});
+      const auto model = load_weights(*make_spec(*checkpoint), tensors, Profile::kF32, {allocator, pool});
       ASSERT_FALSE(model) << name << value;
       EXPECT_EQ(model.error().kind, ErrorKind::kCorruptFile);
       EXPECT_EQ(model.error().param, name);

@@ -123,7 +123,16 @@ class Loader {
     return {};
   }
 
-  Result<void> linear(const MatrixSpec& spec, Linear& out) {
+  Result<void> linear(const MatrixSpec& spec, Linear& out) { return linear(spec, out, context_.allocator); }
+
+  Result<void> expert_linear(const MatrixSpec& spec, Linear& out) {
+    return linear(spec, out, context_.experts != nullptr ? *context_.experts : context_.allocator);
+  }
+
+  size_t packed_bytes() const { return packed_bytes_; }
+
+ private:
+  Result<void> linear(const MatrixSpec& spec, Linear& out, Allocator& memory) {
     out.rows = spec.rows();
     out.cols = spec.cols;
     std::deque<weights::StackedMatrix> stacked;
@@ -132,7 +141,7 @@ class Loader {
     int first_row = 0, next_row = 0;
     const auto flush = [&]() -> Result<void> {
       if (sources.empty()) return {};
-      auto matrix = pack(sources, target, spec.slice_unit);
+      auto matrix = pack(sources, target, spec.slice_unit, memory);
       if (!matrix) return std::unexpected(matrix.error());
       out.parts.push_back({std::move(*matrix), first_row});
       sources.clear();
@@ -156,9 +165,6 @@ class Loader {
     return bias(spec, out.bias);
   }
 
-  size_t packed_bytes() const { return packed_bytes_; }
-
- private:
   Result<const weights::Tensor*> require_floats(const std::string& name, std::span<const int64_t> shape) {
     auto tensor = require_shape(tensors_, name, shape);
     if (!tensor) return tensor;
@@ -220,11 +226,11 @@ class Loader {
   }
 
   Result<kernels::PackedMatrix> pack(std::span<const kernels::PackSource> sources, kernels::WeightTarget target,
-                                     int slice_unit) {
+                                     int slice_unit, Allocator& memory) {
     const weights::Tensor& first = *sources.front().tensor;
     const int slices =
         slice_unit == 0 ? 1 : kernels::slice_count(first.format, static_cast<int>(first.shape[1]), slice_unit);
-    auto matrix = kernels::pack(sources, target, slices, context_.allocator, context_.pool);
+    auto matrix = kernels::pack(sources, target, slices, memory, context_.pool);
     if (!matrix) return matrix;
     packed_bytes_ += matrix->bytes();
     for (const auto& source : sources)
@@ -498,6 +504,11 @@ Result<void> load_mlp(Loader& loader, const MlpSpec& spec, MlpWeights& out) {
   return loader.linear(spec.down, out.down);
 }
 
+Result<void> load_expert(Loader& loader, const MlpSpec& spec, MlpWeights& out) {
+  if (auto loaded = loader.expert_linear(spec.gate_up, out.gate_up); !loaded) return loaded;
+  return loader.expert_linear(spec.down, out.down);
+}
+
 // Whether the expert can be multiplied together with the first one.
 Result<void> check_alike(const MlpSpec& spec, const MlpWeights& expert, const MlpWeights& first) {
   const auto kind = [](const Linear& linear, size_t part) {
@@ -522,7 +533,7 @@ Result<void> load_moe(Loader& loader, const MoeSpec& spec, MoeWeights& out) {
     if (auto loaded = loader.numbers(spec.correction, {spec.router.experts}, out.correction); !loaded) return loaded;
   out.experts.resize(spec.experts.size());
   for (size_t e = 0; e < spec.experts.size(); ++e) {
-    if (auto loaded = load_mlp(loader, spec.experts[e], out.experts[e]); !loaded) return loaded;
+    if (auto loaded = load_expert(loader, spec.experts[e], out.experts[e]); !loaded) return loaded;
     if (auto ok = check_alike(spec.experts[e], out.experts[e], out.experts.front()); !ok) return ok;
   }
   return spec.shared ? load_mlp(loader, *spec.shared, out.shared.emplace()) : Result<void>();
@@ -554,26 +565,32 @@ Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tens
   return quantised ? Profile::kQ8 : Profile::kBF16;
 }
 
-size_t memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile) {
-  size_t total = 0;
+WeightMemory memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile) {
+  std::set<const MatrixSpec*> experts;
+  for (const LayerSpec& layer : spec.layers)
+    if (const auto* moe = std::get_if<MoeSpec>(&layer.mlp))
+      for (const MlpSpec& expert : moe->experts) experts.insert({&expert.gate_up, &expert.down});
+  WeightMemory memory;
   for_each_tensor(spec, [&](const std::string& name, const MatrixSpec* matrix, const MatrixPart* part) {
     const weights::Tensor* tensor = tensors.find(name);
     if (tensor == nullptr) return;
     if (matrix == nullptr) {
-      total += static_cast<size_t>(tensor->elements()) * sizeof(float);
+      memory.all += static_cast<size_t>(tensor->elements()) * sizeof(float);
       return;
     }
     const weights::Tensor one{.name = name, .format = tensor->format, .shape = {part->tensor_rows(), matrix->cols}};
-    total +=
+    const size_t bytes =
         kernels::packed_bytes(one, target_of(*matrix, *part, profile)) * static_cast<size_t>(std::max(1, part->stack));
+    memory.all += bytes;
+    if (experts.contains(matrix)) memory.experts += bytes;
   });
-  if (profile == Profile::kF32) return total;
+  if (profile == Profile::kF32) return memory;
   for (const LayerSpec& layer : spec.layers)
     if (const auto* latent = std::get_if<LatentSpec>(&layer.mixer))
       for (const std::string* name : latent->expansion.tensors())
         if (const weights::Tensor* tensor = tensors.find(*name))
-          total -= static_cast<size_t>(tensor->elements()) * (sizeof(float) - size_of(DType::kBF16));
-  return total;
+          memory.all -= static_cast<size_t>(tensor->elements()) * (sizeof(float) - size_of(DType::kBF16));
+  return memory;
 }
 
 Result<void> check_names(const ModelSpec& spec, const weights::TensorSource& tensors) {

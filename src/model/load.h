@@ -88,9 +88,14 @@ struct Model {
 // The profile a checkpoint runs in unless told otherwise: kQ8 if any of the spec's matrices is quantised, else kBF16.
 Profile default_profile(const ModelSpec& spec, const weights::TensorSource& tensors);
 
-// Bytes of memory that the spec's tensors will take, but for what padding is saved where matrices are stacked. Missing
-// ones take none.
-size_t memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile);
+// Bytes.
+struct WeightMemory {
+  size_t all = 0;
+  size_t experts = 0;  // the part that is matrices of experts, of which a row reads only those that it chooses
+};
+
+// What the spec's tensors will take, but for what padding is saved where matrices are stacked. Missing ones take none.
+WeightMemory memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile);
 
 // Whether the checkpoint is the spec's: it has every tensor that the spec names, and none beside them that is part of a
 // layer, of the head, or of a layer behind the spec's. Such a bias or layer would change the answers. kCorruptFile,
@@ -103,6 +108,7 @@ Result<void> check_profile(const ModelSpec& spec, const weights::TensorSource& t
 struct LoadContext {
   Allocator& allocator;
   ThreadPool& pool;
+  Allocator* experts = nullptr;               // of experts' matrices; null: `allocator`
   std::function<void(double)> progress = {};  // from 0 to 1; may be empty
 };
 

@@ -75,6 +75,8 @@ def test_a_number_out_of_range(flag):
     (("--model", "other"), "--model"),
     (("--generation-config", "maybe"), "--generation-config"),
     (("--dtype", "int3"), "--dtype"),
+    (("--offload-experts", "maybe"), "--offload-experts"),
+    (("--offload-experts", "always"), "--offload-experts: the model has no experts"),
     (("--quantization", "int3"), "--quantization"),
     (("--lm-head-quantization", "int4"), "--lm-head-quantization"),
     (("--hf-overrides", "[1]"), "--hf-overrides"),

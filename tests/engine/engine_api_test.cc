@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "engine/loaded_model.h"
 #include "quire/engine.h"
 #include "support/core_harness.h"
 
@@ -340,6 +341,48 @@ TEST(Load, ALengthBeyondTheModelsOwnIsLowered) {
   EXPECT_EQ((*Engine::load(options))->info().max_model_len, 512);
 }
 
+// Of 1,000 bytes that are free the weights may take 900.
+TEST(Load, ExpertsLeaveMemoryWhereWeightsDoNotFit) {
+  using engine::offloads_experts;
+  const model::WeightMemory fits{900, 800}, too_large{901, 800}, dense{901, 0};
+  EXPECT_FALSE(*offloads_experts(ExpertOffload::kAuto, fits, 1000));
+  EXPECT_TRUE(*offloads_experts(ExpertOffload::kAuto, too_large, 1000));
+  EXPECT_FALSE(*offloads_experts(ExpertOffload::kAuto, dense, 1000));
+  EXPECT_FALSE(*offloads_experts(ExpertOffload::kNever, too_large, 1000));
+  EXPECT_TRUE(*offloads_experts(ExpertOffload::kAlways, fits, 1000));
+  EXPECT_EQ(offloads_experts(ExpertOffload::kAlways, dense, 1000).error().param, "offload_experts");
+}
+
+bool maps_a_file_without_a_name() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    if (line.find("/quire-") != std::string::npos && line.ends_with("(deleted)")) return true;
+  return false;
+}
+
+TEST(Load, ExpertsInAFileGiveTheBitsOfThoseInMemory) {
+  for (const char* name : {"qwen3_moe", "gpt_oss_mxfp4", "gguf/random_qwen3_moe.gguf"}) {
+    SCOPED_TRACE(name);
+    EngineOptions options = tiny(std::string(QUIRE_TEST_DATA) + "/models/" + name);
+    options.offload_dir = QUIRE_SOURCE_DIR;
+    std::vector<std::vector<std::vector<float>>> logits;
+    std::vector<ModelInfo> info;
+    for (ExpertOffload offload : {ExpertOffload::kNever, ExpertOffload::kAlways}) {
+      options.expert_offload = offload;
+      CoreHarness harness(options);
+      auto& rows = logits.emplace_back();
+      for (const Answer& answer : harness.run({greedy({5, 6, 7, 8}, 8), greedy({9}, 8)}))
+        for (const auto& [position, row] : answer.logits) rows.push_back(row);
+      ASSERT_GE(rows.size(), 16U);
+      info.push_back(harness.core().info());
+      EXPECT_EQ(maps_a_file_without_a_name(), offload == ExpertOffload::kAlways);
+    }
+    EXPECT_EQ(logits[0], logits[1]);
+    EXPECT_EQ(info[0].fingerprint, info[1].fingerprint);
+    EXPECT_EQ(info[0].weight_bytes, info[1].weight_bytes);
+  }
+}
+
 TEST(Load, SaysWhatIsWrong) {
   const auto message = [](EngineOptions options) {
     auto engine = Engine::load(std::move(options));
@@ -353,6 +396,12 @@ TEST(Load, SaysWhatIsWrong) {
   options = tiny();
   options.kv_cache_bytes = size_t{1} << 60;
   EXPECT_NE(message(options).find("kv_cache_memory_bytes"), std::string::npos);
+  options = tiny();
+  options.expert_offload = ExpertOffload::kAlways;
+  EXPECT_NE(message(options).find("offload_experts"), std::string::npos);
+  options.model = golden_dir() + "/qwen3_moe";
+  options.offload_dir = "/nonexistent/folder";
+  EXPECT_NE(message(options).find("/nonexistent/folder"), std::string::npos);
   options = tiny();
   options.block_size = 40;
   EXPECT_NE(message(options).find("block_size"), std::string::npos);
