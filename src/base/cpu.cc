@@ -4,62 +4,26 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
-#include <limits>
-#include <sstream>
 #include <string>
 
-#include "base/read_line.h"
+#include "base/cgroup.h"
 #include "base/topology.h"
 
 namespace quire {
 namespace {
 
-// The number at the start of `text`, or `otherwise` ("max", a missing file).
-size_t number_or(std::string_view text, size_t otherwise) {
-  size_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end != text.data() ? value : otherwise;
-}
-
-constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
-
-// This process's cgroup directory (version 2), or an empty string.
-std::string cgroup_directory() {
-  std::ifstream in("/proc/self/cgroup");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with("0::")) return "/sys/fs/cgroup" + line.substr(3);
-  return {};
-}
-
-// Calls f(directory) for the cgroup of this process and each of its parents.
-template <class F>
-void for_each_cgroup(F&& f) {
-  for (std::string dir = cgroup_directory(); dir.size() >= std::string_view("/sys/fs/cgroup").size();) {
-    f(dir);
-    dir = dir.substr(0, dir.rfind('/'));
-  }
-}
-
-// The number behind `key` in a file of such lines; 0 if it is not there.
-size_t stat_value(const std::string& path, std::string_view key) {
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(key)) return number_or(std::string_view(line).substr(key.size()), 0);
-  return 0;
-}
-
+// Of /proc/meminfo, whose lines are "MemAvailable:   23862104 kB"; 0 if it is not there.
 size_t meminfo_bytes(std::string_view key) {
   std::ifstream in("/proc/meminfo");
-  for (std::string line; std::getline(in, line);) {
-    if (!line.starts_with(key)) continue;
-    const size_t digit = line.find_first_of("0123456789");
-    if (digit != std::string::npos) return number_or(std::string_view(line).substr(digit), 0) * 1024;
-  }
+  size_t kibibytes = 0;
+  for (std::string name, unit; in >> name >> kibibytes; std::getline(in, unit))
+    if (name == key) return kibibytes * 1024;
   return 0;
 }
+
+CgroupLimits cgroups() { return read_cgroups("/proc/self/cgroup", "/sys/fs/cgroup"); }
 
 #if defined(__x86_64__)
 
@@ -139,28 +103,10 @@ Result<Isa> choose_isa([[maybe_unused]] const CpuFeatures& cpu) {
 }
 
 int usable_cores() {
-  const auto cores = count_cores(read_topology("/sys/devices/system", allowed_cpus()));
-  size_t count = std::max<size_t>(1, static_cast<size_t>(cores));
-  for_each_cgroup([&](const std::string& dir) {
-    std::istringstream line(read_line(dir + "/cpu.max"));
-    std::string quota, period;
-    line >> quota >> period;
-    const size_t q = number_or(quota, kUnlimited), p = number_or(period, 0);
-    if (q != kUnlimited && p > 0) count = std::min(count, std::max<size_t>(1, q / p));
-  });
-  return static_cast<int>(count);
+  const int cores = count_cores(read_topology("/sys/devices/system", allowed_cpus()));
+  return static_cast<int>(std::min(static_cast<size_t>(std::max(1, cores)), cgroups().cpus));
 }
 
-size_t available_memory() {
-  size_t free = meminfo_bytes("MemAvailable:");
-  for_each_cgroup([&](const std::string& dir) {
-    const size_t limit = number_or(read_line(dir + "/memory.max"), kUnlimited);
-    if (limit == kUnlimited) return;
-    const size_t charged = number_or(read_line(dir + "/memory.current"), 0);
-    const size_t used = charged - std::min(charged, stat_value(dir + "/memory.stat", "inactive_file "));
-    free = std::min(free, limit > used ? limit - used : 0);
-  });
-  return free;
-}
+size_t available_memory() { return std::min(meminfo_bytes("MemAvailable:"), cgroups().memory); }
 
 }  // namespace quire
