@@ -2,6 +2,7 @@
 import json
 import shutil
 
+import fp8_checkpoint
 import pytest
 from test_program import assert_one_clear_line, run
 from tiny import FLAGS, ROOT
@@ -42,6 +43,24 @@ def test_fp8_is_quantised_online_and_then_is_another_model():
             assert status == 200, reply
             fingerprints.add(json.loads(reply)["system_fingerprint"])
     assert len(fingerprints) == 2
+
+
+# Latents and their expansions, narrow queries, experts by groups and shared ones: all out of FP8.
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_moe"])
+def test_fp8_in_blocks_as_published_means_what_its_bf16_does(name, tmp_path):
+    fp8, meant = tmp_path / "fp8", tmp_path / "meant"
+    assert fp8_checkpoint.make(MODELS / name, fp8, meant) > 50
+    ids = [token for prompt in json.loads((MODELS / name / "golden.json").read_text())["prompts"] for token in prompt["ids"]]
+    for dtype in ("float32", "bfloat16"):
+        answers = []
+        for folder in (fp8, meant, MODELS / name):
+            with QuireServer(folder, *FLAGS, "--dtype", dtype) as server:
+                body = {"prompt": ids[:200], "max_tokens": 24, "temperature": 0, "logprobs": 20, "prompt_logprobs": 5, "ignore_eos": True}  # fmt: skip
+                status, _, reply = server.request("POST", "/v1/completions", body)
+                assert status == 200, reply
+                answers.append(json.loads(reply)["choices"])
+        assert answers[0] == answers[1]
+        assert answers[0] != answers[2]  # the unrounded model
 
 
 @pytest.mark.parametrize("command", ["serve", "inspect", "bench"])
