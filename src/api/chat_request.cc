@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 
+#include "api/chat_messages.h"
 #include "api/json_writer.h"
 #include "api/request_common.h"
 #include "api/tools.h"
@@ -12,9 +13,6 @@
 
 namespace quire::api {
 namespace {
-
-constexpr size_t kMaxMessages = 4096;
-constexpr size_t kMaxArgumentsDepth = kMaxJsonDepth - 8;  // they end up inside of the messages, some levels deep
 
 // The text of a content that is a list of parts; parts are joined by line breaks, as vLLM does for text templates.
 Result<std::string> join_parts(Json parts, const std::string& place) {
@@ -61,10 +59,9 @@ void write_tool_calls(JsonWriter& out, ObjectReader& in, Json calls) {
         out.raw(json_text(value));
         continue;
       }
-      const auto parsed = JsonDocument::parse(arguments.empty() ? "{}" : arguments, kMaxArgumentsDepth);
-      if (!parsed)
-        return in.fail("messages", fmt::format("a call's arguments must hold JSON: {}", parsed.error().message));
-      out.raw(json_text(parsed->root()));
+      const auto parsed = arguments_json(arguments);
+      if (!parsed) return in.fail("messages", parsed.error().message);
+      out.raw(*parsed);
     }
     out.end_object().end_object();
   }
@@ -149,16 +146,6 @@ std::string read_template_kwargs(ObjectReader& in) {
   return json_text(*value);
 }
 
-std::string read_effort(ObjectReader& in) {
-  constexpr std::array<std::string_view, 6> kEfforts = {"none", "minimal", "low", "medium", "high", "xhigh"};
-  const auto effort = in.string("reasoning_effort");
-  if (!effort) return {};
-  if (std::ranges::find(kEfforts, *effort) == kEfforts.end())
-    in.fail("reasoning_effort",
-            fmt::format("reasoning_effort may be {}, not {}", fmt::join(kEfforts, ", "), in_quotes(*effort)));
-  return *effort;
-}
-
 void read_chat_logprobs(ObjectReader& in, SamplingParams& sampling) {
   const bool wanted = in.boolean("logprobs").value_or(false);
   const auto top = in.integer("top_logprobs", 0, kMaxLogprobs);
@@ -168,6 +155,15 @@ void read_chat_logprobs(ObjectReader& in, SamplingParams& sampling) {
 
 }  // namespace
 
+std::string read_effort(ObjectReader& in, const char* name) {
+  constexpr std::array<std::string_view, 7> kEfforts = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+  const auto effort = in.string(name);
+  if (!effort) return {};
+  if (std::ranges::find(kEfforts, *effort) == kEfforts.end())
+    in.fail(name, fmt::format("{} may be {}, not {}", name, fmt::join(kEfforts, ", "), in_quotes(*effort)));
+  return *effort;
+}
+
 ChatPrompt read_chat_prompt(ObjectReader& in, ToolUse& use) {
   ChatPrompt prompt;
   read_messages(in, prompt);
@@ -176,7 +172,7 @@ ChatPrompt read_chat_prompt(ObjectReader& in, ToolUse& use) {
     prompt.tools = json_text(*in.any("tools"));
   prompt.documents = read_list(in, "documents");
   prompt.kwargs = read_template_kwargs(in);
-  prompt.reasoning_effort = read_effort(in);
+  prompt.reasoning_effort = read_effort(in, "reasoning_effort");
   prompt.continue_final_message = in.boolean("continue_final_message").value_or(false);
   const auto generate = in.boolean("add_generation_prompt");
   if (generate.value_or(false) && prompt.continue_final_message) {
@@ -195,23 +191,11 @@ Result<Parsed<ChatRequest>> parse_chat(std::string_view body, const ParseLimits&
   request.prompt = read_chat_prompt(in, request.tool_use);
   request.include_reasoning = in.boolean("include_reasoning").value_or(true);
   GenerationOptions& options = request.options;
-  if (auto grammar = in.failure() ? std::nullopt : forced_calls(request.tool_use)) {
-    if (options.grammar)
-      in.fail("tool_choice",
-              fmt::format("tool_choice asks for a call, and {} for something else", options.grammar->param));
-    options.grammar = std::move(grammar);
-  }
+  force_calls(in, request.tool_use, options);
   read_chat_logprobs(in, options.sampling);
-  constexpr int64_t kMost = std::numeric_limits<int>::max();
-  const auto older = in.integer("max_tokens", 1, kMost);
-  const auto newer = in.integer("max_completion_tokens", 1, kMost);
-  const auto max_tokens = newer ? newer : older;
-  if (max_tokens) options.max_tokens = static_cast<int>(*max_tokens);
-  if (newer) options.max_tokens_field = "max_completion_tokens";
-  options.default_max_tokens = limits.defaults.max_tokens.value_or(std::numeric_limits<int>::max());
-  if (options.sampling.min_tokens > options.max_tokens.value_or(options.default_max_tokens)) {
-    in.fail("min_tokens", "min_tokens must not be greater than max_tokens");
-  }
+  // The older name is read in any case: a wrong value is an error.
+  in.integer("max_tokens", 1, std::numeric_limits<int>::max());
+  read_max_tokens(in, in.any("max_completion_tokens") ? "max_completion_tokens" : "max_tokens", limits, options);
   in.unsupported("audio");
   in.unsupported("echo");
   in.unsupported("chat_template");

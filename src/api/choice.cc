@@ -56,6 +56,7 @@ Choice::Delta Choice::accept(Update&& update) {
     if (i < update.logprobs.size()) delta.logprobs.push_back(std::move(update.logprobs[i]));
     const bool hidden = hides_last && i + 1 == update.tokens.size();
     if (detokenizer_ && !hidden) add_text(delta.text, detokenizer_->push(update.tokens[i]));
+    delta.text_ends.push_back(delta.text.size());
   }
   if (!finished() && update.finish != FinishReason::kNone) end(update, delta);
   // The engine has ended it too: nothing is left to cancel.

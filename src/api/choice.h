@@ -26,6 +26,7 @@ class Choice {
   struct Delta {
     std::string text = {};
     std::vector<TokenId> tokens = {};
+    std::vector<size_t> text_ends = {};  // for each token: bytes of `text` up to it
     std::vector<PositionLogprobs> logprobs = {};
   };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "api/openai_reply.h"
+#include "api/responses_reply.h"
 
 namespace quire::api {
 namespace {
@@ -36,9 +37,21 @@ Result<Asked> ask_chat(std::string_view body, const AskContext& context) {
   return Asked{std::move(*plan), std::move(reply)};
 }
 
+Result<Asked> ask_responses(std::string_view body, const AskContext& context) {
+  auto parsed = parse_responses(body, limits_of(context.backend, context.service));
+  if (!parsed) return std::unexpected(parsed.error());
+  ResponsesRequest& request = parsed->request;
+  auto plan = plan_chat({std::move(request.chat), std::move(parsed->ignored_fields)}, context.backend, context.service,
+                        context.random_seed);
+  if (!plan) return std::unexpected(plan.error());
+  auto reply = responses_reply(head_of(*plan, context), std::move(request.echo));
+  return Asked{std::move(*plan), std::move(reply)};
+}
+
 constexpr std::array kEndpoints = {
     Endpoint{"/v1/completions", ask_completion},
     Endpoint{"/v1/chat/completions", ask_chat},
+    Endpoint{"/v1/responses", ask_responses},
 };
 
 }  // namespace

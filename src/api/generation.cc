@@ -78,10 +78,10 @@ void Generation::plan(const std::string& body, uint64_t random_seed) {
   reply_ = std::move(asked->reply);
   for (const auto& prompt : plan_.prompts) usage_.prompt_tokens += static_cast<int64_t>(prompt.size());
   for (size_t i = 0; i < plan_.answers(); ++i) {
-    auto parser = plan_.new_parser(context_.backend.formats);
+    AnswerReader reader(plan_, context_.backend.formats);
     Choice choice(plan_.options, context_.backend.tokenizer, context_.backend.info->end_tokens,
-                  parser ? context_.marker_tokens : std::vector<TokenId>());
-    answers_.push_back({.choice = std::move(choice), .parser = std::move(parser)});
+                  reader.parses() ? context_.marker_tokens : std::vector<TokenId>());
+    answers_.push_back({.choice = std::move(choice), .reader = std::move(reader)});
     if (plan_.echo) add_piece(answers_[i].pieces, OutputPiece::Kind::kContent, 0, echo_text(i));
   }
   submit();
@@ -245,19 +245,9 @@ void Generation::answer_ended(size_t index, const std::optional<Error>& error) {
 }
 
 void Generation::keep(Answer& answer, Choice::Delta delta) {
-  if (answer.parser) {
-    answer.parser->feed(delta.text, answer.pieces);
-    if (answer.choice.finished()) answer.parser->finish(answer.pieces);
-    std::erase_if(answer.pieces, [&format = *plan_.format](const OutputPiece& piece) {
-      return (piece.kind == OutputPiece::Kind::kReasoning && !format.include_reasoning) ||
-             (piece.call > 0 && !format.tool_use.parallel);
-    });
-    answer.called = answer.called || std::ranges::any_of(answer.pieces, [](const OutputPiece& piece) {
-                      return piece.kind == OutputPiece::Kind::kCall;
-                    });
-  } else {
-    add_piece(answer.pieces, OutputPiece::Kind::kContent, 0, delta.text);
-  }
+  const int64_t reasoned = answer.reader.reasoning_tokens();
+  answer.reader.read(delta, answer.choice.finished(), answer.pieces);
+  usage_.reasoning_tokens += answer.reader.reasoning_tokens() - reasoned;
   answer.tokens.insert(answer.tokens.end(), delta.tokens.begin(), delta.tokens.end());
   std::ranges::move(delta.logprobs, std::back_inserter(answer.logprobs));
 }
@@ -278,7 +268,7 @@ AnswerPiece Generation::piece_of(size_t index) const {
                     .tokens = answer.tokens,
                     .finish_reason = answer.choice.finish_reason(),
                     .stop_reason = answer.choice.stop_reason(),
-                    .called = answer.called,
+                    .called = answer.reader.called(),
                     .echo = plan_.echo && !answer.started,
                     .quire = answer.quire};
   if (plan_.options.sampling.logprobs) piece.logprobs = answer.logprobs;

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "api/answer_reader.h"
 #include "api/backend.h"
 #include "api/choice.h"
 #include "api/endpoint.h"
@@ -53,9 +54,8 @@ class Generation final : public Task, public std::enable_shared_from_this<Genera
   // One answer: its Choice, and what is kept of it for a body or for the next piece of a stream.
   struct Answer {
     Choice choice;
-    std::unique_ptr<OutputParser> parser = {};  // null: all of it is content
+    AnswerReader reader;
     std::vector<OutputPiece> pieces = {};
-    bool called = false;  // a tool
     std::vector<TokenId> tokens = {};
     std::vector<PositionLogprobs> logprobs = {};
     std::vector<PositionLogprobs> prompt_logprobs = {};

@@ -181,6 +181,10 @@ void ObjectReader::fail(std::string_view name, std::string message, ErrorKind ki
   if (!failure_) failure_ = Error{kind, std::move(message), full(name)};
 }
 
+void ObjectReader::adopt_failure(const ObjectReader& part) {
+  if (!failure_) failure_ = part.failure_;
+}
+
 std::optional<Json> ObjectReader::any(std::string_view name) {
   asked_.push_back(name);
   if (failure_) return std::nullopt;

@@ -61,6 +61,8 @@ class ObjectReader {
   void unsupported(std::string_view name);
 
   void fail(std::string_view name, std::string message, ErrorKind kind = ErrorKind::kInvalidRequest);
+  // What went wrong in a part of this object, if anything, is wrong with this one, at the part's whole place.
+  void adopt_failure(const ObjectReader& part);
   const std::optional<Error>& failure() const { return failure_; }
   // Members that are not null and that nobody asked for.
   std::vector<std::string> unread() const;

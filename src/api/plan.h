@@ -18,9 +18,9 @@ namespace quire::api {
 
 // How a chat's answer is taken apart.
 struct AnswerFormat {
-  ToolUse tool_use;
+  ToolUse tool_use = {};
   bool include_reasoning = true;
-  std::string prompt_end;  // the last bytes of the rendered chat, which may have opened the reasoning
+  std::string prompt_end = {};  // the last bytes of the rendered chat, which may have opened the reasoning
 };
 
 // Requests of prompts.size() * n answers: answer i belongs to prompt i / n.

@@ -33,6 +33,7 @@ struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  int64_t reasoning_tokens = 0;  // of completion_tokens
 };
 
 // An answer, or what came of it since the last piece.
@@ -64,6 +65,9 @@ class Reply {
   virtual std::string end(const Usage& usage, std::string_view quire) = 0;
   virtual std::string failure(const ApiError& error) = 0;
 };
+
+// Appends one event of a stream whose events have names.
+void append_event(std::string& out, std::string_view name, std::string_view data);
 
 // An id of 9 letters and digits, since Mistral's templates take no other.
 std::string call_id(std::string_view call_key, int answer, int call);

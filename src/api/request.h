@@ -1,4 +1,4 @@
-// The typed requests of the OpenAI API, and their strict parsing from a body.
+// The typed requests of the HTTP API, and their strict parsing from a body.
 //
 // A parsed request is complete in itself: every number is in range, every list bounded, what this server cannot do has
 // been refused by name. What still needs the model's text side (tokenising, rendering) is left to the caller. Names,
@@ -108,6 +108,12 @@ struct ChatRequest {
   bool include_reasoning = true;
 };
 
+// A chat in the shape of OpenAI's responses.
+struct ResponsesRequest {
+  ChatRequest chat;
+  std::string echo = {};  // what the reply repeats of it: members, JSON
+};
+
 struct TokenizeRequest {
   std::optional<std::string> model = {};
   std::optional<std::string> text = {};  // or
@@ -129,6 +135,7 @@ struct Parsed {
 
 Result<Parsed<CompletionRequest>> parse_completion(std::string_view body, const ParseLimits& limits);
 Result<Parsed<ChatRequest>> parse_chat(std::string_view body, const ParseLimits& limits);
+Result<Parsed<ResponsesRequest>> parse_responses(std::string_view body, const ParseLimits& limits);
 Result<Parsed<TokenizeRequest>> parse_tokenize(std::string_view body);
 Result<Parsed<DetokenizeRequest>> parse_detokenize(std::string_view body, const ParseLimits& limits);
 

@@ -20,15 +20,6 @@ constexpr int kMaxN = 128;
 constexpr double kMaxTemperature = 100;
 constexpr double kMaxBias = 100;
 
-void read_stops(ObjectReader& in, GenerationOptions& options) {
-  options.stop = in.strings("stop", kMaxStops);
-  for (const std::string& text : options.stop) {
-    if (text.empty()) in.fail("stop", "stop may not hold an empty string");
-    if (text.size() > kMaxStopBytes)
-      in.fail("stop", fmt::format("a stop string may have at most {} bytes", kMaxStopBytes));
-  }
-}
-
 // Each id once, in order, so that a list is never longer than the vocabulary.
 std::vector<TokenId> read_token_set(ObjectReader& in, std::string_view name, const ParseLimits& limits) {
   std::vector<TokenId> ids = in.token_ids(name, limits.vocab_size);
@@ -113,13 +104,10 @@ void read_sampling(ObjectReader& in, const ParseLimits& limits, SamplingParams& 
   if (sampling.stop_token_ids.size() > kMaxStopTokens) {
     in.fail("stop_token_ids", fmt::format("stop_token_ids may hold at most {} different ids", kMaxStopTokens));
   }
-  if (const auto count = in.integer("prompt_logprobs", 0, kMaxLogprobs))
-    sampling.prompt_logprobs = static_cast<int>(*count);
   read_logit_bias(in, limits, sampling);
 }
 
-void read_streaming(ObjectReader& in, GenerationOptions& options) {
-  options.stream = in.boolean("stream").value_or(false);
+void read_stream_options(ObjectReader& in, GenerationOptions& options) {
   const auto value = in.any("stream_options");
   if (!value) return;
   if (!options.stream) in.fail("stream_options", "stream_options may only be given with stream");
@@ -180,38 +168,64 @@ std::string describe(const SamplingDefaults& defaults) {
   return text;
 }
 
-GenerationOptions read_options(ObjectReader& in, const ParseLimits& limits) {
+void read_stops(ObjectReader& in, std::string_view name, GenerationOptions& options) {
+  options.stop = in.strings(name, kMaxStops);
+  for (const std::string& text : options.stop) {
+    if (text.empty()) in.fail(name, fmt::format("{} may not hold an empty string", name));
+    if (text.size() > kMaxStopBytes)
+      in.fail(name, fmt::format("a string of {} may have at most {} bytes", name, kMaxStopBytes));
+  }
+}
+
+void read_max_tokens(ObjectReader& in, const char* name, const ParseLimits& limits, GenerationOptions& options) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  if (const auto most = in.integer(name, 1, kMost)) options.max_tokens = static_cast<int>(*most);
+  options.max_tokens_field = name;
+  options.default_max_tokens = limits.defaults.max_tokens.value_or(kMost);
+  if (options.sampling.min_tokens > options.max_tokens.value_or(options.default_max_tokens))
+    in.fail("min_tokens", fmt::format("min_tokens must not be greater than {}", name));
+}
+
+GenerationOptions read_shared_options(ObjectReader& in, const ParseLimits& limits) {
   GenerationOptions options;
   options.model = in.string("model");
   read_sampling(in, limits, options.sampling);
   read_seed(in, options);
-  options.n = static_cast<int>(in.integer("n", 1, kMaxN).value_or(1));
-  const int64_t best_of = in.integer("best_of", 1, kMaxN).value_or(options.n);
-  if (best_of != options.n)
-    in.fail("best_of", "best_of must equal n: this server returns all it generates", ErrorKind::kUnsupported);
-  read_stops(in, options);
-  read_streaming(in, options);
+  options.stream = in.boolean("stream").value_or(false);
   options.include_stop_str_in_output = in.boolean("include_stop_str_in_output").value_or(false);
   options.skip_special_tokens = in.boolean("skip_special_tokens").value_or(true);
-  options.return_token_ids = in.boolean("return_token_ids").value_or(false);
-  options.return_tokens_as_token_ids = in.boolean("return_tokens_as_token_ids").value_or(false);
-  if (const auto keep = in.integer("truncate_prompt_tokens", -1, limits.max_model_len)) {
-    options.truncate_prompt_tokens = static_cast<int>(*keep);
-    if (*keep == 0) in.fail("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1");
-  }
   options.priority = static_cast<int>(
       in.integer("priority", std::numeric_limits<int>::min(), std::numeric_limits<int>::max()).value_or(0));
   options.cache_salt = in.string("cache_salt").value_or("");
   if (options.cache_salt.size() > kMaxSaltBytes)
     in.fail("cache_salt", fmt::format("cache_salt may have at most {} bytes", kMaxSaltBytes));
   read_quire(in, options);
+  return options;
+}
+
+GenerationOptions read_options(ObjectReader& in, const ParseLimits& limits) {
+  GenerationOptions options = read_shared_options(in, limits);
+  options.n = static_cast<int>(in.integer("n", 1, kMaxN).value_or(1));
+  const int64_t best_of = in.integer("best_of", 1, kMaxN).value_or(options.n);
+  if (best_of != options.n)
+    in.fail("best_of", "best_of must equal n: this server returns all it generates", ErrorKind::kUnsupported);
+  read_stops(in, "stop", options);
+  read_stream_options(in, options);
+  options.return_token_ids = in.boolean("return_token_ids").value_or(false);
+  options.return_tokens_as_token_ids = in.boolean("return_tokens_as_token_ids").value_or(false);
+  if (const auto keep = in.integer("truncate_prompt_tokens", -1, limits.max_model_len)) {
+    options.truncate_prompt_tokens = static_cast<int>(*keep);
+    if (*keep == 0) in.fail("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1");
+  }
   in.string("user");
+  if (const auto count = in.integer("prompt_logprobs", 0, kMaxLogprobs))
+    options.sampling.prompt_logprobs = static_cast<int>(*count);
   if (options.stream && options.sampling.prompt_logprobs) {
     in.fail("prompt_logprobs",
             "prompt_logprobs are part of a whole answer only, so they cannot be had with stream; a completion streams "
             "the prompt's log-probabilities with echo and logprobs");
   }
-  options.grammar = read_grammar(in);
+  options.grammar = read_grammar(in, read_response_format(in));
   refuse_unsupported(in);
   return options;
 }

@@ -18,7 +18,9 @@ constexpr const char* kFormat = "response_format";
 constexpr const char* kOutputs = "structured_outputs";
 constexpr std::string_view kAnyObject = R"({"type":"object"})";
 
-GrammarText any_object(const char* param) { return {GrammarKind::kJsonSchema, std::string(kAnyObject), param}; }
+GrammarText any_object(std::string param) {
+  return {GrammarKind::kJsonSchema, std::string(kAnyObject), std::move(param)};
+}
 
 // Hands on what went wrong in a part of the body to its reader, under the name of the whole part.
 void pass_on(ObjectReader& in, const ObjectReader& part, const char* name) {
@@ -50,24 +52,10 @@ std::optional<GrammarText> read_json_schema(ObjectReader& format) {
   return GrammarText{GrammarKind::kJsonSchema, std::move(schema), kFormat};
 }
 
-std::optional<GrammarText> read_response_format(ObjectReader& in) {
-  const auto value = in.any(kFormat);
-  if (!value) return std::nullopt;
-  ObjectReader reader(*value, "response_format.");
-  const auto type = reader.string("type");
-  std::optional<GrammarText> grammar;
-  if (type == "json_object") {
-    grammar = any_object(kFormat);
-  } else if (type == "json_schema") {
-    grammar = read_json_schema(reader);
-  } else if (type != "text") {
-    reader.fail("type", type ? fmt::format("response_format.type may be \"text\", \"json_object\" or \"json_schema\", "
-                                           "not {}",
-                                           in_quotes(*type))
-                             : "response_format.type is missing");
-  }
-  pass_on(in, reader, kFormat);
-  return grammar;
+void refuse_type(ObjectReader& format, const std::string& place, const std::optional<std::string>& type) {
+  format.fail("type", type ? fmt::format("{}.type may be \"text\", \"json_object\" or \"json_schema\", not {}", place,
+                                         in_quotes(*type))
+                           : fmt::format("{}.type is missing", place));
 }
 
 // The strings as a JSON list.
@@ -123,12 +111,47 @@ std::optional<GrammarText> read_structured_outputs(ObjectReader& in) {
 
 }  // namespace
 
-std::optional<GrammarText> read_grammar(ObjectReader& in) {
-  auto format = read_response_format(in);
+std::optional<GrammarText> read_grammar(ObjectReader& in, std::optional<GrammarText> format) {
   auto outputs = read_structured_outputs(in);
-  if (format && outputs)
-    in.fail(kOutputs, "structured_outputs and a response_format other than \"text\" exclude each other");
+  if (format && outputs) {
+    in.fail(kOutputs, fmt::format("structured_outputs and a {} other than \"text\" exclude each other", format->param));
+  }
   return format ? std::move(format) : std::move(outputs);
+}
+
+std::optional<GrammarText> read_response_format(ObjectReader& in) {
+  const auto value = in.any(kFormat);
+  if (!value) return std::nullopt;
+  ObjectReader reader(*value, "response_format.");
+  const auto type = reader.string("type");
+  std::optional<GrammarText> grammar;
+  if (type == "json_object") {
+    grammar = any_object(kFormat);
+  } else if (type == "json_schema") {
+    grammar = read_json_schema(reader);
+  } else if (type != "text") {
+    refuse_type(reader, kFormat, type);
+  }
+  pass_on(in, reader, kFormat);
+  return grammar;
+}
+
+std::optional<GrammarText> read_flat_format(ObjectReader& part, const std::string& place) {
+  const auto value = part.any("format");
+  if (!value) return std::nullopt;
+  ObjectReader reader(*value, place + ".");
+  const auto type = reader.string("type");
+  std::optional<GrammarText> grammar;
+  if (type == "json_object") {
+    grammar = any_object(place);
+  } else if (type == "json_schema") {
+    grammar = GrammarText{GrammarKind::kJsonSchema, read_schema(reader, "schema"), place};
+    if (grammar->text.empty()) reader.fail("schema", fmt::format("{}.schema is missing", place));
+  } else if (type != "text") {
+    refuse_type(reader, place, type);
+  }
+  part.adopt_failure(reader);
+  return grammar;
 }
 
 }  // namespace quire::api

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -132,6 +133,23 @@ inline std::vector<json> events(const std::string& stream) {
   return all;
 }
 
+// The data of a stream whose events have names, each of which is also the data's "type".
+inline std::vector<json> named_events(std::string_view stream) {
+  std::vector<json> all;
+  while (!stream.empty()) {
+    const size_t line = stream.find('\n'), end = stream.find("\n\n");
+    if (!stream.starts_with("event: ") || end == std::string_view::npos ||
+        !stream.substr(line + 1).starts_with("data: ")) {
+      ADD_FAILURE() << "no event: " << stream;
+      return all;
+    }
+    all.push_back(json::parse(stream.substr(line + 7, end - line - 7)));
+    EXPECT_EQ(all.back()["type"], stream.substr(7, line - 7));
+    stream.remove_prefix(end + 2);
+  }
+  return all;
+}
+
 class ServiceTest : public testing::Test {
  protected:
   ServiceTest()
@@ -195,6 +213,18 @@ class ServiceTest : public testing::Test {
     EXPECT_EQ(exchange.answer.status, 200) << exchange.answer.body;
     return json::parse(exchange.answer.body);
   }
+  // Has the engine answer with this text, cut at `cuts`, and hands on each part before the next comes.
+  void answer_in_parts(FakeExchange& exchange, size_t id, std::string_view text, const std::vector<size_t>& cuts,
+                       FinishReason reason) {
+    size_t from = 0;
+    for (const size_t cut : cuts) {
+      engine_.send_text(id, text.substr(from, cut - from));
+      exchange.run_ready();
+      from = cut;
+    }
+    engine_.send_text(id, text.substr(from), reason);
+    EXPECT_TRUE(exchange.run_until([&] { return exchange.done; }));
+  }
   static std::vector<json> finish_stream(FakeExchange& exchange) {
     EXPECT_TRUE(exchange.run_until([&] { return exchange.done; }));
     return events(exchange.stream);
@@ -214,6 +244,14 @@ class ServiceTest : public testing::Test {
   Service service_;
   std::vector<std::shared_ptr<FakeExchange>> exchanges_;
 };
+
+// Some places in a text of this size, in order.
+inline std::vector<size_t> random_cuts(std::mt19937& random, size_t size) {
+  std::vector<size_t> cuts;
+  for (size_t at = 1; at < size; ++at)
+    if (random() % 4 == 0) cuts.push_back(at);
+  return cuts;
+}
 
 inline PositionLogprobs position(TokenId token, float logprob, std::vector<TokenLogprob> top, int rank = 1) {
   return {.token = {.token = token, .logprob = logprob, .rank = rank}, .top = std::move(top)};

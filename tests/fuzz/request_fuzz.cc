@@ -1,11 +1,23 @@
 // No body may make the request parsers crash, and what they pass on to the template must be JSON again.
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "api/json.h"
 #include "api/request.h"
 #include "base/check.h"
+
+namespace {
+
+void check(const quire::api::ChatRequest& request) {
+  const quire::api::ChatPrompt& prompt = request.prompt;
+  for (const std::string& text : {prompt.messages, prompt.tools, prompt.documents, prompt.kwargs}) {
+    QUIRE_CHECK(text.empty() || quire::api::JsonDocument::parse(text).has_value());
+  }
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace quire::api;
@@ -15,11 +27,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     QUIRE_CHECK(!parsed->request.prompts.empty());
     QUIRE_CHECK(parsed->request.prompts.size() * static_cast<size_t>(parsed->request.options.n) <= 64);
   }
-  if (const auto parsed = parse_chat(body, limits)) {
-    const ChatPrompt& prompt = parsed->request.prompt;
-    for (const auto& text : {prompt.messages, prompt.tools, prompt.documents, prompt.kwargs}) {
-      QUIRE_CHECK(text.empty() || JsonDocument::parse(text).has_value());
-    }
+  if (const auto parsed = parse_chat(body, limits)) check(parsed->request);
+  if (const auto parsed = parse_responses(body, limits)) {
+    check(parsed->request.chat);
+    QUIRE_CHECK(JsonDocument::parse("{" + parsed->request.echo + "}").has_value());
   }
   (void)parse_tokenize(body);
   (void)parse_detokenize(body, limits);
