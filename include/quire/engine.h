@@ -95,6 +95,7 @@ struct ModelInfo {
   std::string architecture;
   Profile profile;
   int64_t vocab_size;
+  int64_t hidden_size;
   int64_t max_model_len;  // tokens, prompt and answer
   std::vector<TokenId> end_tokens;
   std::string fingerprint;  // weights, profile, cache and contract: equal fingerprints give equal bits

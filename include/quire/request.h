@@ -42,6 +42,13 @@ struct SamplingParams {
   std::optional<int> prompt_logprobs = {};  // per prompt token after the first
 };
 
+// Asks for what the model makes of the prompt's last token, as numbers, instead of an answer. The prompt may be as long
+// as the model's length.
+struct Pooling {
+  // Empty: the final hidden state (after the last norm), ModelInfo::hidden_size numbers. Else these tokens' logits.
+  std::vector<TokenId> logits_of = {};
+};
+
 struct Request {
   std::vector<TokenId> prompt;  // not empty
   SamplingParams sampling = {};
@@ -50,6 +57,7 @@ struct Request {
   bool explain_cache = false;   // ask for Update::cache_report
   // What the answer must follow; null: nothing. The answer ends with it, whatever min_tokens and ignore_eos say.
   std::shared_ptr<const Constraint> constraint = {};
+  std::optional<Pooling> pooling = {};  // then neither `sampling` nor `constraint` counts
 };
 
 // A natural log-probability, before temperature and penalties, and the token's rank (1 is the most likely).
@@ -67,7 +75,7 @@ struct PositionLogprobs {
 
 enum class FinishReason : uint8_t {
   kNone,    // goes on
-  kStop,    // an end or stop token, which is the last of `tokens`, or the constraint's end
+  kStop,    // an end or stop token, which is the last of `tokens`, the constraint's end, or `pooled` is there
   kLength,  // max_tokens, or the model's length
   kAborted,
   kError,
@@ -76,7 +84,7 @@ enum class FinishReason : uint8_t {
 // How long an answer has taken until its latest token, in seconds. Waiting after a preemption counts where it falls.
 struct RequestTimes {
   double queue = 0;    // from the engine's taking the request in until the first step that ran it
-  double prefill = 0;  // from that step to the first token
+  double prefill = 0;  // from that step to the first token, or to what was asked instead
   double decode = 0;   // from the first token to the latest
 
   double inference() const { return prefill + decode; }
@@ -87,12 +95,13 @@ struct Update {
   std::vector<TokenId> tokens = {};
   std::vector<PositionLogprobs> logprobs = {};         // one a token, if asked for
   std::vector<PositionLogprobs> prompt_logprobs = {};  // with the first token: positions 1..n-1 of the prompt
+  std::vector<float> pooled = {};                      // all that a request with Pooling asked for
   FinishReason finish = FinishReason::kNone;
   std::optional<TokenId> stop_token = {};        // the end or stop token that ended it
   std::optional<Error> error = {};               // with kError
   int cached_tokens = 0;                         // prompt tokens taken from the prefix cache
-  std::optional<RequestTimes> times = {};        // with tokens
-  std::optional<CacheReport> cache_report = {};  // with the first token, if asked for
+  std::optional<RequestTimes> times = {};        // with tokens, or `pooled`
+  std::optional<CacheReport> cache_report = {};  // with the first token or `pooled`, if asked for
 };
 
 }  // namespace quire

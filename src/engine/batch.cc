@@ -16,23 +16,23 @@ void add_rows(const sched::PlannedRequest& planned, const sched::RequestState& s
 }
 
 void add_logits(size_t index, const sched::PlannedRequest& planned, const sched::RequestState& state,
-                int64_t prompt_row, exec::StepBatch& batch, std::vector<LogitsUse>& uses) {
+                WantedLogits wanted, exec::StepBatch& batch, std::vector<LogitsUse>& uses) {
   const int64_t end = planned.num_computed + planned.num_new;
   const int first_row = batch.sequences[index].first_row;
   const auto add = [&](int64_t position, bool samples) {
     batch.logits_rows.push_back(first_row + static_cast<int>(position - planned.num_computed));
     uses.push_back({index, position, samples});
   };
-  if (prompt_row >= 0) {
+  if (wanted.prompt_from >= 0) {
     const int64_t last = std::min(end, state.num_prompt - 1);
-    for (int64_t p = std::max(prompt_row, planned.num_computed); p < last; ++p) add(p, false);
+    for (int64_t p = std::max(wanted.prompt_from, planned.num_computed); p < last; ++p) add(p, false);
   }
-  if (planned.samples) add(end - 1, true);
+  if (planned.samples && wanted.samples) add(end - 1, true);
 }
 
 }  // namespace
 
-void build_batch(const sched::StepPlan& plan, const sched::Scheduler& scheduler, std::span<const int64_t> prompt_rows,
+void build_batch(const sched::StepPlan& plan, const sched::Scheduler& scheduler, std::span<const WantedLogits> wanted,
                  exec::RequestTables& tables, exec::StepBatch& batch, std::vector<LogitsUse>& uses) {
   batch.tokens.clear();
   batch.positions.clear();
@@ -43,7 +43,7 @@ void build_batch(const sched::StepPlan& plan, const sched::Scheduler& scheduler,
     const sched::RequestState* state = scheduler.find(plan.requests[i].id);
     QUIRE_CHECK(state != nullptr);
     add_rows(plan.requests[i], *state, batch);
-    add_logits(i, plan.requests[i], *state, prompt_rows[i], batch, uses);
+    add_logits(i, plan.requests[i], *state, wanted[i], batch, uses);
   }
   tables.update(plan);
   tables.fill(plan, batch);

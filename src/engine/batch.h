@@ -15,13 +15,18 @@ namespace quire::engine {
 struct LogitsUse {
   size_t request = 0;    // index into StepPlan::requests
   int64_t position = 0;  // of the row; its logits are about position + 1
-  bool samples = false;  // false: only for the log-probability of the prompt token at position + 1
+  bool samples = false;  // or are pooled; false: only for the log-probability of the prompt token at position + 1
+};
+
+// Which logits a request wants.
+struct WantedLogits {
+  int64_t prompt_from = -1;  // of prompt positions from here on; -1: none
+  bool samples = true;       // of its last known token
 };
 
 // Fills `batch` (keeping its memory) with the plan's rows, the tables and slots of every KV cache group, and `uses`
-// with one entry a logits row. `prompt_rows[i]`: the first position whose logits request i wants for its prompt, or
-// -1 for none.
-void build_batch(const sched::StepPlan& plan, const sched::Scheduler& scheduler, std::span<const int64_t> prompt_rows,
+// with one entry a logits row; `wanted` has one entry a planned request.
+void build_batch(const sched::StepPlan& plan, const sched::Scheduler& scheduler, std::span<const WantedLogits> wanted,
                  exec::RequestTables& tables, exec::StepBatch& batch, std::vector<LogitsUse>& uses);
 
 }  // namespace quire::engine

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -18,6 +19,18 @@ double seconds(std::chrono::steady_clock::duration time) { return std::chrono::d
 
 // They help the pool's workers, who compute what none of them has begun.
 constexpr int kMaskThreads = 2;
+
+Result<void> validate_pooling(const Pooling& pooling, int64_t length, const ModelInfo& info) {
+  if (length > info.max_model_len)
+    return fail(ErrorKind::kInvalidRequest,
+                fmt::format("the prompt has {} tokens; the model's length is {} tokens", length, info.max_model_len),
+                "prompt");
+  for (TokenId id : pooling.logits_of)
+    if (id < 0 || id >= info.vocab_size)
+      return fail(ErrorKind::kInvalidRequest,
+                  fmt::format("logits_of holds token {}; the vocabulary has {}", id, info.vocab_size), "logits_of");
+  return {};
+}
 
 // An empty update in the memory of one that is done with.
 void renew(Update& update) {
@@ -36,6 +49,7 @@ Result<void> validate_request(const Request& request, const ModelInfo& info) {
       return fail(ErrorKind::kInvalidRequest,
                   fmt::format("prompt holds token {}; the vocabulary has {}", id, info.vocab_size), "prompt");
   const auto length = static_cast<int64_t>(request.prompt.size());
+  if (request.pooling) return validate_pooling(*request.pooling, length, info);
   if (length >= info.max_model_len)
     return fail(ErrorKind::kInvalidRequest,
                 fmt::format("the prompt has {} tokens; the model's length is {} tokens, with room for at least one of "
@@ -82,15 +96,17 @@ void Core::add(RequestId id, Request request, Engine::Sink sink, Clock::time_poi
   sched::RequestInit init;
   init.id = id;
   init.prompt = request.prompt;
-  init.max_tokens = request.sampling.max_tokens;
+  init.max_tokens = request.pooling ? 0 : request.sampling.max_tokens;
   init.priority = request.priority;
   init.keys.cache_salt = request.cache_salt;
   init.explain = request.explain_cache;
-  init.skip_prefix_lookup = request.sampling.prompt_logprobs.has_value();
+  init.skip_prefix_lookup = !request.pooling && request.sampling.prompt_logprobs;
   Active active{.request = std::move(request), .sink = std::move(sink), .counts = {{}, {}}, .arrival = arrival};
-  active.counts = sample::TokenCounts(active.request.sampling, active.request.prompt);
-  if (active.request.constraint) active.mask = std::make_shared<MaskJob>(active.request.constraint);
-  if (active.request.sampling.prompt_logprobs) active.next_prompt_row = 0;
+  if (!active.request.pooling) {
+    active.counts = sample::TokenCounts(active.request.sampling, active.request.prompt);
+    if (active.request.constraint) active.mask = std::make_shared<MaskJob>(active.request.constraint);
+    if (active.request.sampling.prompt_logprobs) active.next_prompt_row = 0;
+  }
   const auto prompt_tokens = active.request.prompt.size();
   if (auto added = scheduler_.add(std::move(init)); !added) {
     ++counters_.finished_error;
@@ -134,17 +150,18 @@ Result<void> Core::step() {
   }
   for (const auto& copy : plan_.copies) model_->storage.copy_block(copy.group, copy.source, copy.target);
 
-  prompt_rows_.clear();
+  wanted_.clear();
   for (const auto& planned : plan_.requests) {
     Active& active = active_.at(planned.id);
     if (planned.first && !planned.resumed) this->start(planned, active, start);
-    prompt_rows_.push_back(active.next_prompt_row);
+    const auto& pooling = active.request.pooling;
+    wanted_.push_back({.prompt_from = active.next_prompt_row, .samples = !pooling || !pooling->logits_of.empty()});
     if (active.mask && planned.samples) {
       active.mask->want();
       masks_.add(active.mask);
     }
   }
-  build_batch(plan_, scheduler_, prompt_rows_, tables_, batch_, uses_);
+  build_batch(plan_, scheduler_, wanted_, tables_, batch_, uses_);
   model_->attention.prepare(batch_, model_->kernels, model_->pool->size());
   updates_.resize(std::max(updates_.size(), plan_.requests.size()));
   for (Update& update : updates_) renew(update);
@@ -225,7 +242,10 @@ void Core::use_row_or_throw(Active& active, const Row& row, Update& update) {
                                                                *active.request.sampling.prompt_logprobs));
     ++active.next_prompt_row;
   }
-  if (row.use.samples) sample_row(active, row, update);
+  if (!row.use.samples) return;
+  const auto& pooling = active.request.pooling;
+  if (!pooling) return sample_row(active, row, update);
+  for (const TokenId token : pooling->logits_of) update.pooled.push_back(row.logits[static_cast<size_t>(token)]);
 }
 
 void Core::sample_row(Active& active, const Row& row, Update& update) {
@@ -273,11 +293,24 @@ bool Core::stops(const Active& active, TokenId token) const {
   return std::ranges::find(model_->info.end_tokens, token) != model_->info.end_tokens.end();
 }
 
+// `sequence`: the request's rows in this step, up to its prompt's last.
+void Core::finish_pooling(const Active& active, const exec::BatchSequence& sequence, Update& update) const {
+  const auto& pooling = active.request.pooling;
+  if (!pooling || update.error) return;
+  if (pooling->logits_of.empty()) {
+    update.pooled.resize(static_cast<size_t>(model_->info.hidden_size));
+    model_->forward->final_hidden(sequence.first_row + sequence.num_rows - 1, update.pooled);
+  }
+  if (!std::ranges::all_of(update.pooled, [](float x) { return std::isfinite(x); }))
+    update.error = Error{ErrorKind::kInternal, "the model produced what is not numbers"};
+}
+
 void Core::finish_step() {
   outputs_.clear();
   for (size_t i = 0; i < plan_.requests.size(); ++i) {
     const RequestId id = plan_.requests[i].id;
     Update& update = updates_[i];
+    if (plan_.requests[i].samples) finish_pooling(active_.at(id), batch_.sequences[i], update);
     if (!update.error && !update.tokens.empty() && stops(active_.at(id), update.tokens.back())) {
       update.finish = FinishReason::kStop;
       update.stop_token = update.tokens.back();
@@ -299,7 +332,7 @@ void Core::deliver(RequestId id, Update& update, bool ended, Clock::time_point n
     end(id, {.finish = FinishReason::kError, .error = std::move(update.error)});
     return;
   }
-  if (update.tokens.empty()) return;
+  if (update.tokens.empty() && update.pooled.empty()) return;
   Active& active = active_.at(id);
   counters_.generation_tokens += update.tokens.size();
   update.prompt_logprobs = std::move(active.prompt_logprobs);
@@ -311,7 +344,8 @@ void Core::deliver(RequestId id, Update& update, bool ended, Clock::time_point n
                   .prefill = seconds(active.first_token - active.started),
                   .decode = seconds(now - active.first_token)};
   if (!ended) return active.sink(std::move(update));
-  if (update.finish == FinishReason::kNone) update.finish = FinishReason::kLength;
+  if (update.finish == FinishReason::kNone)
+    update.finish = active.request.pooling ? FinishReason::kStop : FinishReason::kLength;
   ++(update.finish == FinishReason::kStop ? counters_.finished_stop : counters_.finished_length);
   end(id, std::move(update));
 }

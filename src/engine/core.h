@@ -86,6 +86,7 @@ class Core {
   void sample_row(Active& active, const Row& row, Update& update);
   void accept(Active& active, TokenId token, Update& update);
   void start(const sched::PlannedRequest& planned, Active& active, Clock::time_point now);
+  void finish_pooling(const Active& active, const exec::BatchSequence& sequence, Update& update) const;
   void finish_step();
   void deliver(RequestId id, Update& update, bool ended, Clock::time_point now);
   void end(RequestId id, Update&& update);
@@ -107,7 +108,7 @@ class Core {
   sched::StepPlan plan_;
   exec::StepBatch batch_;
   std::vector<LogitsUse> uses_;
-  std::vector<int64_t> prompt_rows_;
+  std::vector<WantedLogits> wanted_;
   std::vector<int> first_rows_;                 // of each request in a block of logits
   std::vector<sample::SampleScratch> scratch_;  // one a worker
   std::vector<Update> updates_;                 // one for each planned request, or more

@@ -383,6 +383,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::make(Outline outline, const we
       .architecture = loaded->model.spec.architecture,
       .profile = loaded->model.profile,
       .vocab_size = loaded->model.spec.vocab_size,
+      .hidden_size = loaded->model.spec.hidden_size,
       .max_model_len = plan.max_model_len,
       .end_tokens = loaded->model.spec.end_tokens,
       .fingerprint = "quire-" + hex(std::span(loaded->cache_root).first(16)),

@@ -556,6 +556,13 @@ void Forward::experts(int rows, size_t layer, const model::MoeSpec& spec, const 
   }
 }
 
+void Forward::final_hidden(int row, std::span<float> out) const {
+  const auto n = static_cast<size_t>(model_->spec.hidden_size);
+  QUIRE_CHECK(out.size() == n);
+  kernels_->rows->rms_norm({floats(hidden_) + static_cast<size_t>(row) * n, n, model_->final_norm.data(),
+                            model_->spec.norm_epsilon, 1, static_cast<int>(n), out.data(), n});
+}
+
 void Forward::cap_logits(int rows) {
   const float cap = model_->spec.logit_soft_cap;
   if (cap == 0) return;
@@ -576,10 +583,8 @@ void Forward::head(const StepBatch& batch, const LogitsSink& sink) {
     activations_.reshape(*kernels_, kind_of(model_->head), count, static_cast<int>(n));
     pool_->split(count, [&](int begin, int end) {
       for (int i = begin; i < end; ++i) {
-        const auto row = static_cast<size_t>(batch.logits_rows[static_cast<size_t>(first + i)]);
         float* y = floats(normed_) + static_cast<size_t>(i) * n;
-        kernels_->rows->rms_norm({floats(hidden_) + row * n, n, model_->final_norm.data(), model_->spec.norm_epsilon, 1,
-                                  static_cast<int>(n), y, n});
+        final_hidden(batch.logits_rows[static_cast<size_t>(first + i)], {y, n});
         activations_.set_row(*kernels_, y, i);
       }
     });

@@ -50,6 +50,10 @@ class Forward {
   void run(const StepBatch& batch, const AttentionGroups& caches, const LogitsSink& sink,
            StepProfile* profile = nullptr);
 
+  // The final hidden state of a row of the step that run() computed last: the residual stream after the last norm,
+  // hidden_size numbers, before they are made ready for the LM head.
+  void final_hidden(int row, std::span<float> out) const;
+
  private:
   Forward(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool, MoeLayers moe)
       : model_(&model), kernels_(&kernels), pool_(&pool), moe_(std::move(moe)) {}

@@ -20,8 +20,8 @@ namespace quire::sched {
 // What add() takes.
 struct RequestInit {
   RequestId id;
-  std::vector<TokenId> prompt;  // not empty, at most max_model_len - 1 tokens
-  int64_t max_tokens = 16;      // >= 1: ends with kLength after that many output tokens
+  std::vector<TokenId> prompt;  // not empty; at most max_model_len tokens, with one of output
+  int64_t max_tokens = 16;      // ends after that many output tokens; 0: once its prompt is computed
   int priority = 0;             // lower is more important; used by Policy::kPriority
   cache::HashKeys keys = {};    // adapter, media, cache salt
   // Take nothing from the prefix cache: prompt log-probabilities need every position's logits.

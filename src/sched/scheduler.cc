@@ -68,14 +68,15 @@ Result<void> Scheduler::add(RequestInit init) {
   };
   const auto length = static_cast<int64_t>(init.prompt.size());
   if (length == 0) return invalid("the prompt is empty", "prompt");
+  if (init.max_tokens < 0)
+    return invalid(fmt::format("max_tokens is {}, it must be at least 0", init.max_tokens), "max_tokens");
   const int64_t longest = cache_.max_model_len();
-  if (length >= longest) {
-    return invalid(fmt::format("the prompt has {} tokens, with the model's length of {} it may have {}", length,
-                               longest, longest - 1),
-                   "prompt");
+  const int64_t most = longest - std::min<int64_t>(init.max_tokens, 1);
+  if (length > most) {
+    return invalid(
+        fmt::format("the prompt has {} tokens, with the model's length of {} it may have {}", length, longest, most),
+        "prompt");
   }
-  if (init.max_tokens < 1)
-    return invalid(fmt::format("max_tokens is {}, it must be at least 1", init.max_tokens), "max_tokens");
   if (requests_.contains(init.id)) return invalid(fmt::format("request {} exists already", init.id.value), "id");
   const int64_t whole = std::min(longest, init.max_tokens > longest ? longest : length + init.max_tokens);
   const int64_t blocks = cache_.max_blocks_held(whole);
@@ -142,7 +143,9 @@ int64_t Scheduler::running_need(const RequestState& request, TokenBudget budget)
   int64_t need = request.num_tokens() + static_cast<int64_t>(request.drafts.size()) + request.num_placeholders -
                  request.num_computed;
   if (config_.long_prefill_threshold > 0) need = std::min(need, config_.long_prefill_threshold);
-  need = std::min(budget.fit(need), cache_.max_model_len() - 1 - request.num_computed);
+  // The last token of an answer is not computed.
+  const int64_t last = cache_.max_model_len() - std::min<int64_t>(request.init.max_tokens, 1);
+  need = std::min(budget.fit(need), last - request.num_computed);
   return split_at_checkpoint(request, request.num_computed, need);
 }
 
@@ -332,7 +335,7 @@ void Scheduler::finish_plan(StepPlan& plan) {
     plan.total_tokens += planned.num_new;
     planned.samples = request.num_computed >= request.num_tokens() + request.num_placeholders;
     request.samples = planned.samples;
-    if (!config_.overlapped || !planned.samples) continue;
+    if (!config_.overlapped || !planned.samples || request.init.max_tokens == 0) continue;
     request.num_placeholders += 1 + planned.num_drafts;
     request.drafts.assign(static_cast<size_t>(config_.num_draft_tokens), kUnknownDraft);
   }
@@ -364,6 +367,7 @@ const std::vector<RequestId>& Scheduler::apply(const StepPlan& plan, std::span<c
 bool Scheduler::apply_one(RequestState& request, const PlannedRequest& planned, const RequestOutput& output) {
   request.num_in_flight -= planned.num_new;
   tokens_in_flight_ -= planned.num_new;
+  if (request.init.max_tokens == 0) return output.stopped || planned.samples;
   if (output.tokens.empty()) return output.stopped;
 
   const auto num_output = static_cast<int64_t>(output.tokens.size());

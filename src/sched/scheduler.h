@@ -79,7 +79,7 @@ struct StepPlan {
 // What the model answered for one planned request.
 struct RequestOutput {
   RequestId id;
-  // Accepted drafts, then one sampled token; empty for a request that does not sample.
+  // Accepted drafts, then one sampled token; empty for a request that does not sample, or has max_tokens of 0.
   std::span<const TokenId> tokens = {};
   bool stopped = false;  // the caller ends it after these tokens
 };
@@ -101,7 +101,7 @@ class Scheduler {
   // Errors of the cache's configuration, or kInvalidRequest naming the field.
   static Result<Scheduler> create(SchedulerConfig config, cache::CoordinatorConfig cache);
 
-  // kInvalidRequest, naming the field: an empty or too long prompt, an id in use, max_tokens < 1, or a prompt that
+  // kInvalidRequest, naming the field: an empty or too long prompt, an id in use, max_tokens < 0, or a prompt that
   // could not run with the whole pool to itself.
   Result<void> add(RequestInit request);
 
@@ -111,8 +111,9 @@ class Scheduler {
 
   // Takes the outputs of a plan, in the plan's order; requests without output may be left out. To be called once for
   // each plan, in order, after the whole plan has run. Output past max_tokens or the model's length is cut off, and the
-  // request ends with that. Outputs of requests that are gone are passed over. Returns the requests that ended here (by
-  // length or because `stopped`): they are gone, too. The list is valid until the next call.
+  // request ends with that; a request with max_tokens of 0 ends with the plan that reaches its prompt's end. Outputs of
+  // requests that are gone are passed over. Returns the requests that ended here (by length or because `stopped`): they
+  // are gone, too. The list is valid until the next call.
   const std::vector<RequestId>& apply(const StepPlan& plan, std::span<const RequestOutput> outputs);
 
   // Drafts to verify in the request's next step. Passed over for a request that is unknown, waits, or has more of its

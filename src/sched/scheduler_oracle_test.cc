@@ -237,13 +237,14 @@ std::string describe(const World& w) {
 }
 
 RequestInit random_request(uint64_t id, const World& world) {
-  const auto length = *rc::gen::inRange<size_t>(1, static_cast<size_t>(world.cache.max_model_len));
-  const auto shared = *rc::gen::inRange<size_t>(0, length + 1);
   RequestInit init{.id = RequestId{id}, .prompt = {}};
+  init.max_tokens = *rc::gen::inRange<int64_t>(0, 16);
+  const int64_t longest = world.cache.max_model_len - std::min<int64_t>(init.max_tokens, 1);
+  const auto length = *rc::gen::inRange<size_t>(1, static_cast<size_t>(longest) + 1);
+  const auto shared = *rc::gen::inRange<size_t>(0, length + 1);
   for (size_t i = 0; i < length; ++i) {
     init.prompt.push_back(i < shared ? static_cast<TokenId>(i % 3) : *rc::gen::inRange<TokenId>(0, 4));
   }
-  init.max_tokens = *rc::gen::inRange<int64_t>(1, 16);
   init.priority = *rc::gen::inRange(0, 3);
   init.keys.cache_salt = *rc::gen::element<std::string>("", "", "a");
   init.skip_prefix_lookup = *rc::gen::inRange(0, 6) == 0;

@@ -104,6 +104,32 @@ TEST(Scheduler, EndsAtTheModelsLength) {
   EXPECT_FALSE(scheduler.has_work());
 }
 
+// As long as the model's length, in blocks that the next one finds.
+TEST(Scheduler, EndsWithThePromptWhereNoOutputIsWanted) {
+  auto scheduler = make({}, cache_of({full(4)}, 20, 24));
+  const auto plan_one = [&](uint64_t id, int64_t budget) {
+    RequestInit init = request(id, 24);
+    init.max_tokens = 0;
+    EXPECT_TRUE(scheduler.add(std::move(init)));
+    return scheduler.schedule(budget);
+  };
+  StepPlan plan = plan_one(1, 20);
+  ASSERT_EQ(plan.requests.size(), 1U);
+  EXPECT_FALSE(plan.requests[0].samples);
+  EXPECT_TRUE(scheduler.apply(plan, {}).empty());
+  plan = scheduler.schedule(20);
+  ASSERT_EQ(plan.requests.size(), 1U);
+  EXPECT_TRUE(plan.requests[0].samples);
+  EXPECT_EQ(plan.requests[0].num_new, 4);
+  EXPECT_EQ(ids(scheduler.apply(plan, {})), (std::vector<uint64_t>{1}));
+  EXPECT_FALSE(scheduler.has_work());
+  plan = plan_one(2, 20);
+  ASSERT_EQ(plan.requests.size(), 1U);
+  EXPECT_EQ(plan.requests[0].num_cached, 20);
+  EXPECT_EQ(ids(scheduler.apply(plan, {})), (std::vector<uint64_t>{2}));
+  EXPECT_EQ(scheduler.stats().free_blocks, 19);
+}
+
 TEST(Scheduler, DecodesFirstAndFillsTheBudgetWithChunks) {
   auto scheduler = make({.long_prefill_threshold = 12}, cache_of({full(4)}, 60));
   ASSERT_TRUE(scheduler.add(request(1, 5)));
@@ -293,8 +319,11 @@ TEST(Scheduler, RefusesWhatCanNeverRun) {
   EXPECT_EQ(param(request(1, 0)), "prompt");
   EXPECT_EQ(param(request(1, 64)), "prompt");
   RequestInit none = request(1, 4);
-  none.max_tokens = 0;
+  none.max_tokens = -1;
   EXPECT_EQ(param(std::move(none)), "max_tokens");
+  RequestInit too_long = request(1, 65);
+  too_long.max_tokens = 0;
+  EXPECT_EQ(param(std::move(too_long)), "prompt");
   EXPECT_EQ(param(request(1, 40)), "max_tokens");  // 14 blocks of 9
   EXPECT_EQ(param(request(1, 20)), "accepted");
   EXPECT_EQ(param(request(1, 20)), "id");

@@ -64,7 +64,7 @@ void time_step(int64_t requests) {
   auto tables = must(exec::RequestTables::make(plan, requests));
   exec::StepBatch batch;
   std::vector<engine::LogitsUse> uses;
-  const std::vector<int64_t> prompt_rows(static_cast<size_t>(requests), -1);
+  const std::vector<engine::WantedLogits> wanted(static_cast<size_t>(requests));
   const TokenId token = 7;
   for (uint64_t i = 0; i < static_cast<uint64_t>(requests); ++i)
     if (!scheduler.add({.id = RequestId{i}, .prompt = tokens(i + 1, 1000), .max_tokens = 1 << 20})) std::exit(1);
@@ -73,7 +73,7 @@ void time_step(int64_t requests) {
   while (times.size() < 600) {
     const double begin = seconds();
     const sched::StepPlan step = scheduler.schedule(2048);
-    engine::build_batch(step, scheduler, prompt_rows, tables, batch, uses);
+    engine::build_batch(step, scheduler, wanted, tables, batch, uses);
     outputs.clear();
     for (const auto& planned : step.requests)
       if (planned.samples) outputs.push_back({.id = planned.id, .tokens = {&token, 1}});

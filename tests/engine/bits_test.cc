@@ -21,7 +21,7 @@ std::vector<TokenId> random_prompt(int length, unsigned seed) {
   return ids;
 }
 
-// Requests longer than the window and than several blocks, some with common prefixes.
+// Requests longer than the window and than several blocks, some with common prefixes; the last ones for numbers.
 std::vector<Request> requests() {
   std::vector<Request> list;
   const auto shared = random_prompt(100, 7);
@@ -35,6 +35,10 @@ std::vector<Request> requests() {
       list.back().sampling.seed = 99;
     }
   }
+  auto prompt = shared;
+  prompt.insert(prompt.end(), shared.begin(), shared.end());
+  list.push_back(pooled(prompt));
+  list.push_back(pooled(std::move(prompt), {3, 200}));
   return list;
 }
 
@@ -55,6 +59,11 @@ void expect_same(const std::vector<Answer>& got, const std::vector<Answer>& want
   for (size_t i = 0; i < want.size(); ++i) {
     SCOPED_TRACE("request " + std::to_string(i));
     ASSERT_EQ(got[i].tokens, want[i].tokens);
+    ASSERT_EQ(got[i].pooled.size(), want[i].pooled.size());
+    if (!want[i].pooled.empty()) {
+      ASSERT_EQ(std::memcmp(got[i].pooled.data(), want[i].pooled.data(), want[i].pooled.size() * sizeof(float)), 0);
+      continue;
+    }
     size_t compared = 0;
     for (const auto& [position, logits] : want[i].logits) {
       const auto it = got[i].logits.find(position);

@@ -155,6 +155,42 @@ TEST(Engine, RefusesWhatCannotRunAndNamesTheField) {
   Request hot = greedy({1}, 1);
   hot.sampling.top_p = 2;
   EXPECT_EQ(refused(hot), "top_p");
+  EXPECT_EQ(refused(pooled({})), "prompt");
+  EXPECT_EQ(refused(pooled(std::vector<TokenId>(513, 1))), "prompt");
+  EXPECT_EQ(refused(pooled({1}, {300})), "logits_of");
+  EXPECT_EQ(refused(pooled({1}, {-1})), "logits_of");
+}
+
+TEST(Engine, PoolsPromptsAsLongAsTheModel) {
+  EngineOptions options = tiny();
+  options.max_num_batched_tokens = 100;
+  CoreHarness harness(options);
+  const std::vector<TokenId> prompt(512, 9);
+  Request explained = pooled(prompt);
+  explained.explain_cache = true;
+  explained.sampling.prompt_logprobs = 3;  // does not count
+  const Answer cold = harness.run({explained}).front();
+  ASSERT_EQ(cold.pooled.size(), static_cast<size_t>(harness.core().info().hidden_size));
+  EXPECT_EQ(cold.finish, FinishReason::kStop);
+  EXPECT_TRUE(cold.tokens.empty() && cold.prompt_logprobs.empty() && cold.logits.empty());
+  EXPECT_TRUE(cold.cache_report);
+  EXPECT_GT(cold.times.prefill, 0);
+  EXPECT_EQ(cold.times.decode, 0);
+  const Answer warm = harness.run({pooled(prompt)}).front();
+  EXPECT_GT(warm.cached_tokens, 400);
+  EXPECT_EQ(warm.pooled, cold.pooled);
+  const EngineStats stats = harness.core().stats();
+  EXPECT_EQ(stats.finished_stop, 2U);
+  EXPECT_EQ(stats.generation_tokens, 0U);
+  EXPECT_EQ(stats.prompt_tokens, 1024U);
+}
+
+// Their last logits, bit for bit, are those from which an answer's first token is chosen.
+TEST(Engine, PoolsTheLogitsOfTokens) {
+  CoreHarness harness(tiny());
+  const auto answers = harness.run({greedy({1, 2, 3}, 1), pooled({1, 2, 3}, {250, 4})});
+  const std::vector<float>& logits = answers[0].logits.at(2);
+  EXPECT_EQ(answers[1].pooled, (std::vector<float>{logits[250], logits[4]}));
 }
 
 std::vector<TokenId> up_to_first(const std::vector<TokenId>& tokens, TokenId token) {
@@ -329,6 +365,13 @@ TEST(Engine, AFaultInOneRequestEndsThatRequestAlone) {
       ASSERT_TRUE(answers[1].error);
       EXPECT_EQ(answers[1].error->kind, ErrorKind::kInternal);
       EXPECT_EQ(answers[2].finish, FinishReason::kLength);
+      const auto numbers = harness.run({pooled({1, 2, 3}), pooled({1, 7, 3}), pooled({1, 7, 3}, {2})});
+      EXPECT_EQ(numbers[0].finish, FinishReason::kStop);
+      for (const Answer* broken : {&numbers[1], &numbers[2]}) {
+        ASSERT_TRUE(broken->error);
+        EXPECT_EQ(broken->error->kind, ErrorKind::kInternal);
+        EXPECT_TRUE(broken->pooled.empty());
+      }
       EXPECT_EQ(harness.core().stats().kv_cache_usage, 0);
     }
   }

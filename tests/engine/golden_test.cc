@@ -175,6 +175,41 @@ TEST_P(TinyModels, OnlineQuantisationStaysNearTheReference) {
   }
 }
 
+// The reference's final hidden states (tests/golden/generate/last_hidden.py), and logits as it has them.
+TEST_P(TinyModels, PooledEqualsTheReference) {
+  const std::string folder = golden_dir() + "/" + GetParam();
+  std::ifstream in(folder + "/last_hidden.json");
+  if (!in) GTEST_SKIP() << "no last_hidden.json";
+  const Json states = Json::parse(in);
+  const Json golden = read_golden(folder);
+  CoreHarness harness({.model = folder, .profile = Profile::kF32, .kv_cache_bytes = size_t{64} << 20});
+  std::vector<Request> requests;
+  for (const Json& prompt : golden["prompts"]) {
+    const auto ids = prompt["ids"].get<std::vector<TokenId>>();
+    requests.push_back(pooled(ids));
+    requests.push_back(pooled(ids, {5, 250, 0}));
+  }
+  const auto answers = harness.run(std::move(requests));
+  ASSERT_EQ(answers.size(), 2 * states.size());
+  for (size_t i = 0; i < states.size(); ++i) {
+    SCOPED_TRACE("prompt " + std::to_string(i));
+    const Answer& hidden = answers[2 * i];
+    EXPECT_EQ(hidden.finish, FinishReason::kStop);
+    EXPECT_TRUE(hidden.tokens.empty() && hidden.logits.empty());
+    ASSERT_EQ(hidden.pooled.size(), states[i].size());
+    for (size_t k = 0; k < states[i].size(); ++k) {
+      const double want = states[i][k];
+      ASSERT_NEAR(hidden.pooled[k], want, kF32.logits + 1e-3 * std::abs(want)) << "number " << k;
+    }
+    const auto& logits = answers[2 * i + 1].pooled;
+    ASSERT_EQ(logits.size(), 3U);
+    for (const auto& [at, token] : {std::pair{0U, 5U}, {1U, 250U}, {2U, 0U}}) {
+      const double want = golden["prompts"][i]["last_logits"][token];
+      EXPECT_NEAR(logits[at], want, kF32.logits + 1e-3 * std::abs(want));
+    }
+  }
+}
+
 // Every folder with weights, so that another folder of the same format is run whole.
 std::vector<std::string> tiny_models() {
   std::vector<std::string> names;

@@ -45,6 +45,7 @@ uint64_t CoreHarness::add(Request request, int64_t record_from) {
         answer.tokens.insert(answer.tokens.end(), update.tokens.begin(), update.tokens.end());
         for (auto& entry : update.logprobs) answer.logprobs.push_back(std::move(entry));
         for (auto& entry : update.prompt_logprobs) answer.prompt_logprobs.push_back(std::move(entry));
+        if (!update.pooled.empty()) answer.pooled = std::move(update.pooled);
         if (update.finish != FinishReason::kNone) answer.finish = update.finish;
         if (update.error) answer.error = update.error;
         answer.cached_tokens = update.cached_tokens;
@@ -102,6 +103,10 @@ Request greedy(std::vector<TokenId> prompt, int tokens) {
   request.sampling.max_tokens = tokens;
   request.sampling.ignore_eos = true;
   return request;
+}
+
+Request pooled(std::vector<TokenId> prompt, std::vector<TokenId> logits_of) {
+  return {.prompt = std::move(prompt), .pooling = Pooling{.logits_of = std::move(logits_of)}};
 }
 
 std::string golden_dir() {

@@ -14,6 +14,7 @@ struct Answer {
   std::vector<TokenId> tokens;
   std::vector<PositionLogprobs> logprobs;
   std::vector<PositionLogprobs> prompt_logprobs;
+  std::vector<float> pooled;
   FinishReason finish = FinishReason::kNone;
   std::optional<Error> error;
   int cached_tokens = 0;
@@ -56,6 +57,8 @@ class CoreHarness {
 
 // A greedy request for `tokens` tokens that never stops early.
 Request greedy(std::vector<TokenId> prompt, int tokens);
+// A request for the prompt's last hidden state or, given some, the logits of these tokens.
+Request pooled(std::vector<TokenId> prompt, std::vector<TokenId> logits_of = {});
 
 // The folder of golden models: QUIRE_GOLDEN_DIR, or the one in the source tree.
 std::string golden_dir();
