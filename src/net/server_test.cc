@@ -91,7 +91,7 @@ std::string post(std::string_view path, std::string_view body, std::string_view 
 
 TEST(Server, KeepsTheConnectionForTheNextRequest) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   for (int i = 0; i < 3; ++i) {
     client.forget();
     client.send(post("/echo?a=b", "hello"));
@@ -106,7 +106,7 @@ TEST(Server, KeepsTheConnectionForTheNextRequest) {
 
 TEST(Server, AnswersPipelinedRequestsInOrder) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   std::string all;
   for (int i = 0; i < 20; ++i) all += post("/echo", "body-" + std::to_string(i) + ";");
   client.send(all);
@@ -122,7 +122,7 @@ TEST(Server, AnswersPipelinedRequestsInOrder) {
 
 TEST(Server, AnswersWhatIsPipelinedBehindAStream) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   client.send(post("/stream", "") + post("/echo", "second"));
   ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
   running.with_stream([](api::Exchange& exchange) { exchange.write("one"); });
@@ -138,7 +138,7 @@ TEST(Server, AnswersWhatIsPipelinedBehindAStream) {
 
 TEST(Server, ReadsChunkedBodies) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   client.send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nabcd\r\n");
   std::this_thread::sleep_for(20ms);
   client.send("3;ext=1\r\nefg\r\n0\r\n\r\n");
@@ -147,7 +147,7 @@ TEST(Server, ReadsChunkedBodies) {
 
 TEST(Server, SaysContinueToAClientThatAsks) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   client.send("POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n");
   EXPECT_EQ(client.read_until("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
   client.send("abc");
@@ -158,28 +158,28 @@ TEST(Server, MeetsNoExpectationButContinue) {
   Running running;
   for (const char* header :
        {"Expect: 200-ok", "Expect: 100-continue, x", "Expect: ", "Expect: 100-continue\r\nExpect: x"}) {
-    Client client(running.port());
+    TestClient client(running.port());
     client.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n" + std::string(header) + "\r\n\r\nabc");
     EXPECT_TRUE(client.read_all().starts_with("HTTP/1.1 417 ")) << header;
   }
   EXPECT_EQ(running.handled, 0);
   // Refused by its head, a request is not told to go on.
-  Client refused(running.port());
+  TestClient refused(running.port());
   refused.send(
       "POST /echo HTTP/1.1\r\nHost: x\r\nAuthorization: bad\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n");
   EXPECT_TRUE(refused.read_until("no").starts_with("HTTP/1.1 401 "));
   // Names are case-blind, and HTTP/1.0 has no expectations.
-  Client upper(running.port());
+  TestClient upper(running.port());
   upper.send("POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-Continue\r\nContent-Length: 3\r\n\r\n");
   EXPECT_EQ(upper.read_until("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
-  Client old(running.port());
+  TestClient old(running.port());
   old.send("POST /echo HTTP/1.0\r\nExpect: anything\r\nContent-Length: 3\r\n\r\nabc");
   EXPECT_TRUE(old.read_until("abc").starts_with("HTTP/1.1 200 "));
 }
 
 TEST(Server, StreamsToHttp10UntilTheEndOfTheConnection) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   client.send("POST /stream HTTP/1.0\r\nContent-Length: 0\r\n\r\n");
   ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
   running.with_stream([](api::Exchange& exchange) {
@@ -194,7 +194,7 @@ TEST(Server, StreamsToHttp10UntilTheEndOfTheConnection) {
 
 TEST(Server, SendsNoBodyToHead) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   client.send("HEAD /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
   EXPECT_TRUE(client.read_all().ends_with("\r\n\r\n"));
 }
@@ -231,7 +231,7 @@ TEST(Server, RefusesMalformedRequests) {
   };
   Running running({.max_body_bytes = 1 << 20});
   for (const BadRequest& request : bad) {
-    Client client(running.port());
+    TestClient client(running.port());
     client.send(request.bytes);
     const std::string answer = client.read_all();
     EXPECT_TRUE(answer.starts_with("HTTP/1.1 " + std::to_string(request.status) + " "))
@@ -240,14 +240,14 @@ TEST(Server, RefusesMalformedRequests) {
     EXPECT_TRUE(client.ended()) << request.what;
   }
   EXPECT_EQ(running.handled, 0);
-  Client client(running.port());
+  TestClient client(running.port());
   client.send(post("/echo", "still here"));
   EXPECT_NE(client.read_until("still here").find("200 OK"), std::string::npos);
 }
 
 TEST(Server, RefusesByTheHeadBeforeTheBodyIsRead) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   client.send("POST /echo HTTP/1.1\r\nHost: a\r\nAuthorization: bad\r\nContent-Length: 1000000\r\n\r\nabc");
   const std::string answer = client.read_until("no");
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 401 ")) << answer;
@@ -256,24 +256,24 @@ TEST(Server, RefusesByTheHeadBeforeTheBodyIsRead) {
 
 TEST(Server, BoundsTheBodiesOfAllConnectionsTogether) {
   Running running({.max_body_bytes_in_flight = 100'000});
-  Client first(running.port());
-  Client second(running.port());
+  TestClient first(running.port());
+  TestClient second(running.port());
   first.send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n" + std::string(80'000, 'a'));
   std::this_thread::sleep_for(50ms);
   second.send(post("/echo", std::string(50'000, 'b')));
   EXPECT_TRUE(second.read_all().starts_with("HTTP/1.1 503 "));
   first.send(std::string(10'000, 'a'));
   EXPECT_TRUE(first.read_until("aaaa").starts_with("HTTP/1.1 200 "));
-  Client third(running.port());
+  TestClient third(running.port());
   third.send(post("/echo", std::string(90'000, 'c')));
   EXPECT_TRUE(third.read_until("cccc").starts_with("HTTP/1.1 200 "));
 }
 
 TEST(Server, ClosesOnSlowHeadersAndBodies) {
   Running running({.header_timeout = 200ms, .body_timeout = 200ms});
-  Client header(running.port());
-  Client body(running.port());
-  Client silent(running.port());
+  TestClient header(running.port());
+  TestClient body(running.port());
+  TestClient silent(running.port());
   const auto begin = Clock::now();
   header.send("POST /echo HT");
   body.send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc");
@@ -292,7 +292,7 @@ TEST(Server, ClosesOnSlowHeadersAndBodies) {
 
 TEST(Server, ClosesIdleConnections) {
   Running running({.idle_timeout = 100ms});
-  Client client(running.port());
+  TestClient client(running.port());
   client.send(post("/echo", "x"));
   client.read_all();
   EXPECT_TRUE(client.ended());
@@ -300,7 +300,7 @@ TEST(Server, ClosesIdleConnections) {
 
 TEST(Server, TellsTheHandlerWhenAClientLeavesAStream) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   client.send(post("/stream", ""));
   ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
   EXPECT_EQ(running.left, 0);
@@ -314,7 +314,7 @@ TEST(Server, TellsTheHandlerWhenAClientLeavesAStream) {
 
 TEST(Server, TellsTheHandlerWhenAClientLeavesBeforeItsAnswer) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   client.send(post("/stream-later", ""));
   ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
   client.close();
@@ -324,7 +324,7 @@ TEST(Server, TellsTheHandlerWhenAClientLeavesBeforeItsAnswer) {
 TEST(Server, NoticesTheLeavingBehindPipelinedBytes) {
   for (const size_t bytes : {size_t{1000}, size_t{200'000}}) {
     Running running;
-    Client client(running.port());
+    TestClient client(running.port());
     client.send(post("/stream", "") + post("/echo", std::string(bytes, 'x')));
     ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
     std::this_thread::sleep_for(20ms);
@@ -336,7 +336,7 @@ TEST(Server, NoticesTheLeavingBehindPipelinedBytes) {
 
 TEST(Server, DropsAReaderThatDoesNotRead) {
   Running running({.max_unsent_bytes = 64 << 20, .write_timeout = 200ms});
-  Client client(running.port(), 4096);
+  TestClient client(running.port(), 4096);
   client.send(post("/stream", ""));
   ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
   running.with_stream([](api::Exchange& exchange) { exchange.write(std::string(32 << 20, 'x')); });
@@ -345,7 +345,7 @@ TEST(Server, DropsAReaderThatDoesNotRead) {
 
 TEST(Server, DropsAReaderWhoseBacklogIsTooLarge) {
   Running running({.max_unsent_bytes = 1 << 20});
-  Client client(running.port(), 4096);
+  TestClient client(running.port(), 4096);
   client.send(post("/stream", ""));
   ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
   const auto begin = Clock::now();
@@ -358,12 +358,12 @@ TEST(Server, DropsAReaderWhoseBacklogIsTooLarge) {
 
 TEST(Server, SendsLargeAnswersToSlowReaders) {
   Running running({.write_timeout = 2s});
-  Client client(running.port(), 4096);
+  TestClient client(running.port(), 4096);
   const std::string body(8 << 20, 'y');
   std::thread sender([&] { client.send(post("/echo", body)); });
   sender.join();
   client.read_until("\r\n\r\n");
-  Client other(running.port());
+  TestClient other(running.port());
   other.send(post("/echo", "quick"));
   EXPECT_NE(other.read_until("quick").find("200 OK"), std::string::npos);
   const std::string answer = client.read_all(1s);
@@ -372,17 +372,17 @@ TEST(Server, SendsLargeAnswersToSlowReaders) {
 
 TEST(Server, TurnsAwayConnectionsBeyondItsBound) {
   Running running({.max_connections = 2});
-  Client first(running.port());
-  Client second(running.port());
-  for (Client* client : {&first, &second}) {
+  TestClient first(running.port());
+  TestClient second(running.port());
+  for (TestClient* client : {&first, &second}) {
     client->send(post("/echo", "in"));
     client->read_until("in");
   }
-  Client third(running.port());
+  TestClient third(running.port());
   EXPECT_TRUE(third.read_all().starts_with("HTTP/1.1 503 "));
   first.close();
   EXPECT_TRUE(Running::eventually([&] {
-    Client fourth(running.port());
+    TestClient fourth(running.port());
     fourth.send(post("/echo", "in"));
     return fourth.read_until("in", 1s).starts_with("HTTP/1.1 200 ");
   }));
@@ -390,19 +390,19 @@ TEST(Server, TurnsAwayConnectionsBeyondItsBound) {
 
 TEST(Server, SurvivesAHandlerThatThrows) {
   Running running;
-  Client client(running.port());
+  TestClient client(running.port());
   client.send(post("/throw", ""));
   client.read_all();
   EXPECT_TRUE(client.ended());
-  Client other(running.port());
+  TestClient other(running.port());
   other.send(post("/echo", "fine"));
   EXPECT_NE(other.read_until("fine").find("200 OK"), std::string::npos);
 }
 
 TEST(Server, DrainsRunningRequestsAndRefusesNewOnes) {
   Running running;
-  Client client(running.port());
-  Client idle(running.port());
+  TestClient client(running.port());
+  TestClient idle(running.port());
   idle.send(post("/echo", "x"));
   idle.read_until("x");
   client.send(post("/stream", ""));
@@ -412,7 +412,7 @@ TEST(Server, DrainsRunningRequestsAndRefusesNewOnes) {
   idle.read_all();
   EXPECT_TRUE(running.server().stopping());
   EXPECT_TRUE(idle.ended());
-  Client late(running.port());
+  TestClient late(running.port());
   late.send(post("/echo", "x"));
   const std::string refusal = late.read_all();
   EXPECT_TRUE(refusal.starts_with("HTTP/1.1 503 ")) << refusal;
@@ -424,12 +424,12 @@ TEST(Server, DrainsRunningRequestsAndRefusesNewOnes) {
   EXPECT_TRUE(client.read_all().ends_with("last words\r\n0\r\n\r\n"));
   EXPECT_EQ(running.left, 0);
   running.join();
-  EXPECT_FALSE(Client(running.port()).connected());
+  EXPECT_FALSE(TestClient(running.port()).connected());
 }
 
 TEST(Server, DropsWhatIsLeftAfterTheDrainTimeout) {
   Running running({.drain_timeout = 100ms});
-  Client client(running.port());
+  TestClient client(running.port());
   client.send(post("/stream", ""));
   ASSERT_TRUE(Running::eventually([&] { return running.opened == 1; }));
   const auto begin = Clock::now();
@@ -446,7 +446,7 @@ TEST(Server, DrainsOnASignal) {
         {.admit = [](const api::HttpRequest&) { return std::nullopt; },
          .handle = [](api::HttpRequest, std::shared_ptr<api::Exchange> exchange) { exchange->respond({}); }});
   });
-  Client client((*server)->port());
+  TestClient client((*server)->port());
   client.send(post("/", ""));
   client.read_until("\r\n\r\n");
   ::kill(::getpid(), SIGTERM);

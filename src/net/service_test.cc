@@ -140,7 +140,7 @@ TEST(ServiceOverSockets, AnswersManyClientsAtOnce) {
   std::atomic<int> right = 0;
   for (int c = 0; c < 8; ++c) {
     clients.emplace_back([&, c] {
-      Client client(program.port());
+      TestClient client(program.port());
       for (int i = 0; i < 10; ++i) {
         const std::string prompt = "client " + std::to_string(c) + " says " + std::to_string(i) + ".";
         client.forget();
@@ -164,9 +164,9 @@ TEST(ServiceOverSockets, AnswersManyClientsAtOnce) {
 TEST(ServiceOverSockets, CancelsWhatClientsLeaveBehind) {
   Program program;
   for (const char* more : {R"(,"stream":true})", "}"}) {
-    std::vector<std::unique_ptr<Client>> clients;
+    std::vector<std::unique_ptr<TestClient>> clients;
     for (int c = 0; c < 10; ++c) {
-      clients.push_back(std::make_unique<Client>(program.port()));
+      clients.push_back(std::make_unique<TestClient>(program.port()));
       clients.back()->send(post(R"({"prompt":"abc","max_tokens":4000,"n":2)" + std::string(more)));
     }
     ASSERT_TRUE(eventually([&] { return program.engine().running() == 20; }));
@@ -177,7 +177,7 @@ TEST(ServiceOverSockets, CancelsWhatClientsLeaveBehind) {
 
 TEST(ServiceOverSockets, EndsWithRequestsStillRunning) {
   auto program = std::make_unique<Program>();
-  Client client(program->port());
+  TestClient client(program->port());
   client.send(post(R"({"prompt":"abc","max_tokens":300,"stream":true})"));
   ASSERT_TRUE(eventually([&] { return program->engine().running() == 1; }));
   program.reset();  // drains: the request is finished first

@@ -19,9 +19,9 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 // A blocking client socket that gives up after some seconds.
-class Client {
+class TestClient {
  public:
-  explicit Client(uint16_t port, int receive_buffer = 0) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  explicit TestClient(uint16_t port, int receive_buffer = 0) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
     if (receive_buffer > 0) ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof(receive_buffer));
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -29,9 +29,9 @@ class Client {
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     connected_ = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
   }
-  ~Client() { close(); }
-  Client(const Client&) = delete;
-  Client& operator=(const Client&) = delete;
+  ~TestClient() { close(); }
+  TestClient(const TestClient&) = delete;
+  TestClient& operator=(const TestClient&) = delete;
 
   bool connected() const { return connected_; }
   void close() {

@@ -40,7 +40,7 @@ TEST(SteadyService, StreamsToClientsWithoutAllocatingOnTheEnginesThreads) {
   });
   service.open(api::backend_of(**engine));
 
-  net::Client client((*server)->port());
+  net::TestClient client((*server)->port());
   ASSERT_TRUE(client.send(stream_request()));
   const auto all_have = [&](uint64_t tokens) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
