@@ -9,6 +9,7 @@ namespace quire::apps {
 int serve(const ServeFlags& flags);
 int inspect(const InspectFlags& flags);
 int bench(const BenchFlags& flags);
+int bench_serve(const BenchServeFlags& flags);
 int simulate(const SimulateFlags& flags);
 
 // Prints "quire: message" on standard error and returns the exit code of the error's kind.

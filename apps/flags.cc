@@ -6,12 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <limits>
 #include <map>
 
+#include "client_flags.h"
 #include "engine/loaded_model.h"
 #include "sched/simulator.h"
+#include "validators.h"
 
 namespace quire::apps {
 namespace {
@@ -29,43 +30,11 @@ std::vector<std::string> normalised(int argc, char** argv) {
   return args;
 }
 
-// A whole number in plain decimal: CLI11 by itself would take 010 for 8.
-std::optional<int64_t> plain_integer(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text != std::to_string(value)) return std::nullopt;
-  return value;
-}
-
-CLI::Validator integer(int64_t low, int64_t high) {
-  const auto check = [low, high](const std::string& text) {
-    const auto value = plain_integer(text);
-    if (value && *value >= low && *value <= high) return std::string();
-    return fmt::format("must be an integer from {} to {}, not '{}'", low, high, text);
-  };
-  return {check, ""};
-}
-
-CLI::Validator integer(engine::OptionRange range) { return integer(range.low, range.high); }
-
-// A number that is one: comparisons alone would let nan pass.
-CLI::Validator number(double low, double high) {
-  const auto check = [low, high](const std::string& text) {
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error == std::errc() && end == text.data() + text.size() && value >= low && value <= high) return std::string();
-    return fmt::format("must be a number from {} to {}, not '{}'", low, high, text);
-  };
-  return {check, ""};
-}
+CLI::Validator within(engine::OptionRange range) { return integer(range.low, range.high); }
 
 // Tokens/s that the simulator can count with.
 constexpr double kFastest = 1e9;
 constexpr double kSlowest = 1e9 / static_cast<double>(sched::kMostCostNs);
-
-CLI::Validator not_empty() {
-  return {[](const std::string& text) { return text.empty() ? std::string("must not be empty") : std::string(); }, ""};
-}
 
 // What a command's flags say before it is checked and goes into its options.
 struct FlagTexts {
@@ -85,7 +54,7 @@ struct FlagTexts {
 };
 
 void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
-  app.add_option("MODEL,--model", o.model, "A folder in Hugging Face format, or a .gguf file")->required();
+  app.add_option("MODEL,--model", o.model, "A folder in Hugging Face format, or a .gguf file");
   app.add_option("--hf-config-path", o.hf_config_path,
                  "A config.json, or a folder with one, instead of the model's own")
       ->check(not_empty());
@@ -108,7 +77,7 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_option("--kv-cache-dtype", t.kv_cache_dtype, "Keys and values: auto (as the profile says), bfloat16 or int8")
       ->check(CLI::IsMember({"auto", "bfloat16", "int8"}));
   app.add_option("--block-size", t.block_size, "Tokens of a KV cache block, a multiple of 16; default 32")
-      ->check(integer(engine::kBlockSizes));
+      ->check(within(engine::kBlockSizes));
   app.add_option("--kv-cache-layout", o.kv_cache_layout,
                  "Physical order: BLHNC (default), LBHNC, LHBNC, BHLNC; with one kv head also LBNHC, BLNHC");
   CLI::Option* caching = app.add_flag("--enable-prefix-caching", o.prefix_caching, "Reuse cached prefixes; on");
@@ -116,19 +85,19 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_flag("!--disable-hybrid-kv-cache-manager", o.hybrid_kv_cache, "Keep window layers like full ones");
   app.add_option("--max-num-seqs", o.max_num_seqs, "Requests that run together")
       ->capture_default_str()
-      ->check(integer(engine::kSequences));
+      ->check(within(engine::kSequences));
   app.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Most tokens of a step")
       ->capture_default_str()
-      ->check(integer(engine::kBatchedTokens));
+      ->check(within(engine::kBatchedTokens));
   app.add_option("--max-waiting-requests", o.max_waiting_requests, "Most requests that wait")
       ->capture_default_str()
-      ->check(integer(engine::kWaitingRequests));
+      ->check(within(engine::kWaitingRequests));
   app.add_option("--scheduling-policy", t.policy, "fcfs, or priority: requests with a lower priority value first")
       ->check(CLI::IsMember({"fcfs", "priority"}));
   app.add_option("--step-time-ms", t.step_time_ms, "Aim for a step while others decode; default 100")
-      ->check(integer(engine::kStepMilliseconds));
+      ->check(within(engine::kStepMilliseconds));
   app.add_option("--threads", o.threads, "Threads that compute; default, and 0: the physical cores allowed")
-      ->check(integer(engine::kThreads));
+      ->check(within(engine::kThreads));
   app.add_option("--cpu-affinity", o.cpu_affinity,
                  "CPUs that the threads are pinned to: auto, or a list like 0-3,8; default: none");
   app.add_flag("--check-integrity", o.check_integrity, "Check the cache after every step (slow)");
@@ -222,7 +191,15 @@ Result<void> finish(EngineOptions& o, const FlagTexts& t) {
   return {};
 }
 
+// Not CLI11's own check: `bench serve` stands below `bench` and takes no model.
+Result<void> check_model(const EngineOptions& options) {
+  if (!options.model.empty()) return {};
+  return fail(ErrorKind::kInvalidRequest, "MODEL is missing: a folder in Hugging Face format, or a .gguf file",
+              "MODEL");
+}
+
 Result<void> check(const BenchFlags& flags) {
+  if (auto model = check_model(flags.engine); !model) return model;
   if (flags.generated_tokens == 1)
     return fail(ErrorKind::kInvalidRequest, "-n must be 0, or at least 2: the first token belongs to the prompt", "-n");
   if (std::ranges::all_of(flags.prompt_tokens, [](int tokens) { return tokens == 0; }) && flags.generated_tokens == 0)
@@ -286,6 +263,8 @@ Result<Command> parse(int argc, char** argv) {
   CLI::App* bench = app.add_subcommand("bench", "Measure prefill and decode speed");
   add_engine_flags(*bench, command.bench.engine, bench_texts);
   add_bench_flags(*bench, command.bench);
+  CLI::App* bench_serve = bench->add_subcommand("serve", "Measure a server under load, as its clients see it");
+  add_bench_serve_flags(*bench_serve, command.bench_serve);
 
   CLI::App* simulate = app.add_subcommand("simulate", "Replay a trace of requests against cache and scheduler alone");
   add_engine_flags(*simulate, command.simulate.engine, simulate_texts);
@@ -307,13 +286,24 @@ Result<Command> parse(int argc, char** argv) {
     return app.get_subcommands().empty() ? no_command : fail(ErrorKind::kInvalidRequest, e.what());
   }
   command.serve.generation_config = serve_texts.generation_config == "auto";
-  if (serve->parsed()) command.kind = Command::Kind::kServe;
-  if (inspect->parsed()) command.kind = Command::Kind::kInspect;
-  if (bench->parsed()) {
+  Result<void> checked;
+  if (serve->parsed()) {
+    command.kind = Command::Kind::kServe;
+    checked = check_model(command.serve.engine);
+  } else if (inspect->parsed()) {
+    command.kind = Command::Kind::kInspect;
+    checked = check_model(command.inspect.engine);
+  } else if (bench_serve->parsed()) {
+    command.kind = Command::Kind::kBenchServe;
+    checked = finish(command.bench_serve);
+  } else if (bench->parsed()) {
     command.kind = Command::Kind::kBench;
-    if (auto checked = check(command.bench); !checked) return std::unexpected(checked.error());
+    checked = check(command.bench);
+  } else {
+    command.kind = Command::Kind::kSimulate;
+    checked = check_model(command.simulate.engine);
   }
-  if (simulate->parsed()) command.kind = Command::Kind::kSimulate;
+  if (!checked) return std::unexpected(checked.error());
   for (auto& [engine, texts] :
        {std::pair{&command.serve.engine, &serve_texts}, std::pair{&command.inspect.engine, &inspect_texts},
         std::pair{&command.bench.engine, &bench_texts}, std::pair{&command.simulate.engine, &simulate_texts}})

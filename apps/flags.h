@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -40,6 +43,35 @@ struct BenchFlags {
   bool json = false;
 };
 
+// Where a server of the OpenAI API is.
+struct ServerAddress {
+  std::string base_url;  // goes before host and port
+  std::string host = "127.0.0.1";
+  uint16_t port = 8000;
+};
+
+struct BenchServeFlags {
+  ServerAddress server;
+  std::string model;  // empty: the first that the server lists
+  std::string endpoint = "/v1/completions";
+  int num_prompts = 1000;
+  double request_rate = std::numeric_limits<double>::infinity();
+  double burstiness = 1;
+  int max_concurrency = 0;  // 0: no bound
+  int random_input_len = 1024;
+  int random_output_len = 128;
+  int random_prefix_len = 0;
+  double random_range_ratio = 0;
+  int random_vocab_size = 32000;
+  int64_t seed = 0;
+  double temperature = 0;
+  bool ignore_eos = false;
+  std::vector<std::string> goodput;
+  std::map<std::string, double> goals;  // those of `goodput`, in ms
+  std::filesystem::path save_result;
+  bool json = false;
+};
+
 struct SimulateFlags {
   EngineOptions engine;         // `model` may be a layer file, too
   std::filesystem::path trace;  // JSON lines
@@ -52,11 +84,12 @@ struct SimulateFlags {
 };
 
 struct Command {
-  enum class Kind { kServe, kInspect, kBench, kSimulate, kShown };  // kShown: help or version was printed
+  enum class Kind { kServe, kInspect, kBench, kBenchServe, kSimulate, kShown };  // kShown: help or version was printed
   Kind kind = Kind::kShown;
   ServeFlags serve;
   InspectFlags inspect;
   BenchFlags bench;
+  BenchServeFlags bench_serve;
   SimulateFlags simulate;
 };
 

@@ -23,6 +23,8 @@ int run(int argc, char** argv) {
       return inspect(command->inspect);
     case Command::Kind::kBench:
       return bench(command->bench);
+    case Command::Kind::kBenchServe:
+      return bench_serve(command->bench_serve);
     case Command::Kind::kSimulate:
       return simulate(command->simulate);
     case Command::Kind::kShown:

@@ -1,6 +1,5 @@
 // quire serve: opens the port, loads the model beside it, then answers. Requests that come before get 503.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,6 +13,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "net/server.h"
+#include "progress.h"
 #include "text/grammar.h"
 #include "text/load.h"
 #include "weights/checkpoint.h"
@@ -94,19 +94,6 @@ Result<api::OutputFormats> output_formats(const ServeFlags& flags, std::string_v
   return formats;
 }
 
-// A bar on a terminal, one line a quarter elsewhere.
-std::function<void(double)> progress_bar() {
-  const bool terminal = isatty(STDERR_FILENO) == 1;
-  return [terminal, shown = -1](double part) mutable {
-    const int percent = static_cast<int>(part * 100);
-    if (percent == shown || (!terminal && percent / 25 == shown / 25 && shown >= 0)) return;
-    shown = percent;
-    if (!terminal) return log::info(fmt::format("loading weights: {} %", percent));
-    std::fprintf(stderr, "\rloading weights [%-40.*s] %3d %%%s", percent * 40 / 100,
-                 "########################################", percent, percent == 100 ? "\n" : "");
-  };
-}
-
 // What generation_config.json says of requests that do not say otherwise.
 Result<api::SamplingDefaults> sampling_defaults(const ServeFlags& flags, const weights::Checkpoint& checkpoint) {
   if (!flags.generation_config || checkpoint.generation_config_json.empty()) return api::SamplingDefaults{};
@@ -152,7 +139,7 @@ int load_and_serve(const ServeFlags& flags, const api::SamplingDefaults& default
   const auto start = std::chrono::steady_clock::now();
   auto text = std::async(std::launch::async, [&] { return load_model_text(flags); });
   EngineOptions options = flags.engine;
-  options.progress = progress_bar();
+  options.progress = progress_bar("loading weights");
   auto engine = Engine::load(options);
   auto model_text = text.get();
   if (!engine) return report(engine.error());

@@ -1,0 +1,14 @@
+// Flags of the commands that are clients of a server.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "flags.h"
+
+namespace quire::apps {
+
+void add_bench_serve_flags(CLI::App& app, BenchServeFlags& flags);
+// What no flag's own check can see; turns the texts of goals into numbers.
+Result<void> finish(BenchServeFlags& flags);
+
+}  // namespace quire::apps
