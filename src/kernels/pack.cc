@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -33,6 +34,7 @@ class Rows {
   struct Place {
     WeightFormat format;
     std::span<const std::byte> blocks;
+    bool made;  // in the scratch
   };
   // `scratch` is for rows that are made.
   Place find(int n, std::span<std::byte> scratch) const {
@@ -41,7 +43,7 @@ class Rows {
     const PackSource& source = sources_[i];
     const int from = source.source_row ? source.source_row(n) : n;
     QUIRE_CHECK(from >= 0 && from < source.tensor->shape[0]);
-    return {source.tensor->format, source.tensor->row(from, scratch)};
+    return {source.tensor->format, source.tensor->row(from, scratch), source.tensor->made != nullptr};
   }
 
   size_t scratch_bytes() const {
@@ -150,10 +152,6 @@ std::byte* float_place(Layout layout, std::byte* panel, int k, int c) {
 
 void pack_float_column(Layout layout, const Rows::Place& place, int c, std::span<float> widened, std::byte* panel) {
   const int inputs = static_cast<int>(widened.size());
-  if (layout != Layout::kF32 && weights::format_info(place.format).block_bytes == 2) {  // as it is in the file
-    for (int k = 0; k < inputs; k++) std::memcpy(float_place(layout, panel, k, c), place.blocks.data() + k * 2, 2);
-    return;
-  }
   weights::dequantise(place.format, place.blocks, widened);
   for (int k = 0; k < inputs; k++) {
     const float value = widened[static_cast<size_t>(k)];
@@ -166,12 +164,49 @@ void pack_float_column(Layout layout, const Rows::Place& place, int c, std::span
   }
 }
 
-void pack_float_panel(const PanelJob& job, int p, const Scratch& scratch, std::byte* panel) {
-  constexpr int kColumns = 64;
-  const int columns = std::min(kColumns, job.outputs - p * kColumns);
-  for (int c = 0; c < columns; c++) {
-    pack_float_column(job.layout, job.rows.find(p * kColumns + c, scratch.made), c, scratch.widened, panel);
+constexpr int kFloatColumns = 64;
+using ColumnRows = std::array<const std::byte*, kFloatColumns>;  // null: of a column that is made otherwise
+
+// Units of kBytes, `count` in each row, become columns: tile by tile, so that what is written stays in the cache.
+template <size_t kBytes>
+void transpose(const ColumnRows& rows, int count, std::byte* panel) {
+  constexpr int kTile = 64 / kBytes;
+  for (int first = 0; first < count; first += kTile) {
+    const int end = std::min(first + kTile, count);
+    for (size_t c = 0; c < kFloatColumns; c++) {
+      if (rows[c] == nullptr) continue;
+      for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(end); i++)
+        std::memcpy(panel + (i * kFloatColumns + c) * kBytes, rows[c] + i * kBytes, kBytes);
+    }
   }
+}
+
+// Rows of two bytes a number that are packed as they are in the file.
+void pack_rows(Layout layout, const ColumnRows& rows, int inputs, std::byte* panel) {
+  if (layout == Layout::kF16) return transpose<2>(rows, inputs, panel);
+  transpose<4>(rows, inputs / 2, panel);
+  if (inputs % 2 == 0) return;
+  for (int c = 0; c < kFloatColumns; c++)
+    if (const std::byte* row = rows[static_cast<size_t>(c)]; row != nullptr)
+      std::memcpy(float_place(layout, panel, inputs - 1, c), row + (inputs - 1) * 2, 2);
+}
+
+void pack_float_panel(const PanelJob& job, int p, const Scratch& scratch, std::byte* panel) {
+  const int columns = std::min(kFloatColumns, job.outputs - p * kFloatColumns);
+  ColumnRows as_they_are = {};
+  for (int c = 0; c < columns; c++) {
+    const Rows::Place place = job.rows.find(p * kFloatColumns + c, scratch.made);
+    if (job.layout == Layout::kF32 || weights::format_info(place.format).block_bytes != 2) {
+      pack_float_column(job.layout, place, c, scratch.widened, panel);
+    } else if (place.made) {  // the next row takes its place
+      ColumnRows alone = {};
+      alone[static_cast<size_t>(c)] = place.blocks.data();
+      pack_rows(job.layout, alone, job.inputs, panel);
+    } else {
+      as_they_are[static_cast<size_t>(c)] = place.blocks.data();
+    }
+  }
+  if (job.layout != Layout::kF32) pack_rows(job.layout, as_they_are, job.inputs, panel);
 }
 
 Result<void> check_source(const weights::Tensor& tensor, const weights::Tensor& first, WeightTarget target) {
