@@ -13,11 +13,11 @@
 
 #include "model/architectures/architectures.h"
 #include "model/architectures/decoder.h"
+#include "model/architectures/latent.h"
 
 namespace quire::model {
 namespace {
 
-constexpr float kKeyNormEpsilon = 1e-6F;
 constexpr int kMostHeads = 1 << 10;
 constexpr int kMostChosen = 1 << 16;
 
@@ -27,33 +27,11 @@ struct Indexers {
   std::vector<bool> own = {};  // of each layer: whether it has an indexer
 };
 
-struct IndexNames {
-  std::string queries, keys, weights, norm_weight, norm_bias;
-};
-const IndexNames kHuggingFaceNames{.queries = "self_attn.indexer.wq_b.weight",
-                                   .keys = "self_attn.indexer.wk.weight",
-                                   .weights = "self_attn.indexer.weights_proj.weight",
-                                   .norm_weight = "self_attn.indexer.k_norm.weight",
-                                   .norm_bias = "self_attn.indexer.k_norm.bias"};
 const IndexNames kGgufNames{.queries = "indexer.attn_q_b.weight",
                             .keys = "indexer.attn_k.weight",
                             .weights = "indexer.proj.weight",
                             .norm_weight = "indexer.k_norm.weight",
                             .norm_bias = "indexer.k_norm.bias"};
-
-void add_indexer(LatentSpec& l, const Indexers& indexers, int rope, const IndexNames& names,
-                 const std::string& prefix) {
-  PooledIndexSpec& i = l.indexer.emplace();
-  i.keys_name = l.name + ".index_keys";
-  i.shape = indexers.shape;
-  i.rope = rope;
-  i.norm_weight = prefix + names.norm_weight;
-  i.norm_bias = prefix + names.norm_bias;
-  i.norm_epsilon = kKeyNormEpsilon;
-  l.input.parts.push_back({.tensor = prefix + names.keys, .rows = i.shape.dim, .in_fp32 = true});
-  l.input.parts.push_back({.tensor = prefix + names.weights, .rows = i.shape.heads, .in_fp32 = true});
-  l.query.parts.push_back({.tensor = prefix + names.queries, .rows = i.query_rows(), .in_fp32 = true});
-}
 
 // `layer`: what the names of a layer's tensors begin with, {} for its number.
 Result<ModelSpec> with_indexers(ModelSpec spec, std::string architecture, const Indexers& indexers,
@@ -68,32 +46,11 @@ Result<ModelSpec> with_indexers(ModelSpec spec, std::string architecture, const 
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     auto& latent = std::get<LatentSpec>(spec.layers[i].mixer);
     if (indexers.own[i])
-      add_indexer(latent, indexers, rope, names, fmt::format(fmt::runtime(layer), i));
+      add_indexer(latent, indexers.shape, rope, names, fmt::format(fmt::runtime(layer), i));
     else
       latent.reads_last_choice = true;
   }
   return spec;
-}
-
-// Which layers have an indexer: by a list, by a letter a layer, or every so many after the first ones.
-Result<std::vector<bool>> own_indexers(const HuggingFaceConfig& config, int layers) {
-  auto own = layers_of_type(config, "indexer_types", layers, "full", "shared");
-  int every = 1, offset = 0;
-  std::string pattern;
-  std::optional<Error> error;
-  take(config.string_or("index_topk_pattern", ""), pattern, error);
-  take(config.integer_or("index_topk_freq", 1, kMaxLayers, 1), every, error);
-  take(config.integer_or("index_skip_topk_offset", 0, kMaxLayers, 2), offset, error);
-  if (error) return std::unexpected(*error);
-  if (!own || !own->empty()) return own;
-  if (pattern.empty()) {
-    for (int i = 0; i < layers; ++i) own->push_back(std::max(i - offset + 1, 0) % every == 0);
-    return own;
-  }
-  if (std::ssize(pattern) != layers || pattern.find_first_not_of("FS") != std::string::npos)
-    return not_supported("index_topk_pattern", pattern, fmt::format("{} letters F and S, one a layer", layers));
-  for (const char letter : pattern) own->push_back(letter == 'F');
-  return own;
 }
 
 // What configurations of these models say beside those of the models that they come from.
@@ -118,15 +75,13 @@ Result<ModelSpec> from_hugging_face(const HuggingFaceConfig& config, Result<Mode
   if (auto rest = check_rest(config); !rest) return std::unexpected(rest.error());
   Indexers indexers{.shape = {.pool = 1}};
   std::optional<Error> error;
-  take(config.integer("index_n_heads", 1, kMostHeads), indexers.shape.heads, error);
-  take(config.integer("index_head_dim", 1, kMaxHeadDim), indexers.shape.dim, error);
-  take(config.integer("index_topk", 1, kMostChosen), indexers.shape.top_k, error);
+  read_index_shape(config, indexers.shape, error);
   take(config.boolean_or("indexer_rope_interleave", interleaved), indexers.interleaved, error);
   if (error) return std::unexpected(*error);
-  auto own = own_indexers(config, static_cast<int>(spec->layers.size()));
+  auto own = layers_with_indexers(config, static_cast<int>(spec->layers.size()));
   if (!own) return std::unexpected(own.error());
   indexers.own = std::move(*own);
-  return with_indexers(std::move(*spec), std::move(architecture), indexers, kHuggingFaceNames,
+  return with_indexers(std::move(*spec), std::move(architecture), indexers, hugging_face_index_names(),
                        hugging_face_names(DecoderTraits{}).layer);
 }
 
