@@ -36,8 +36,11 @@ std::string numerics_of(const model::AttentionSpec& a) {
 }
 
 std::string numerics_of(const model::GatedDeltaSpec& g) {
-  return fmt::format("gated delta {} {} {} {} {} {} {}", g.shape.heads, g.shape.key_heads, g.shape.tiled,
-                     g.shape.key_dim, g.shape.value_dim, g.shape.conv_width, static_cast<int>(g.decay_form));
+  std::string text =
+      fmt::format("gated delta {} {} {} {} {} {} {}", g.shape.heads, g.shape.key_heads, g.shape.tiled, g.shape.key_dim,
+                  g.shape.value_dim, g.shape.conv_width, static_cast<int>(g.decay_form));
+  if (g.shape.decays_by_channel()) text += fmt::format(" channels above {}", g.shape.decay_floor);
+  return text + (g.sigmoid_gate ? " sigmoid" : "");
 }
 
 std::string numerics_of(const model::LatentSpec& l) {
@@ -59,7 +62,12 @@ std::string numerics_of(const kernels::RopeParameters& r) {
                      r.depends_on_longest() ? r.longest : 0.0);
 }
 
-std::string numerics_of(const model::MlpSpec& m) { return fmt::format("{}", static_cast<int>(m.activation)); }
+std::string numerics_of(const model::MlpSpec& m) {
+  std::string text = fmt::format("{}", static_cast<int>(m.activation));
+  if (m.activation == model::Activation::kClampedSwiglu)
+    text += fmt::format(" {} {} {}", m.alpha, m.limit, m.up_offset);
+  return text;
+}
 
 std::string numerics_of(const model::MoeSpec& m) {
   const kernels::RouterShape& r = m.router;
@@ -74,6 +82,7 @@ std::string numerics_of(const model::ModelSpec& spec) {
   std::string text = fmt::format("{} eps {} scaled {} cap {}\n", spec.architecture, spec.norm_epsilon,
                                  spec.scale_embeddings, spec.logit_soft_cap);
   for (const auto& rope : spec.ropes) text += numerics_of(rope) + "\n";
+  if (const auto& s = spec.streams) text += fmt::format("streams {} {} {}\n", s->count, s->iterations, s->epsilon);
   for (const auto& layer : spec.layers) {
     text += fmt::format("layer {} {} {}\n", std::visit([](const auto& m) { return numerics_of(m); }, layer.mixer),
                         layer.attention_norm.offset,

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "base/thread_pool.h"
 #include "exec/attention_groups.h"
 #include "exec/moe.h"
+#include "exec/residual_streams.h"
 #include "exec/step_batch.h"
 #include "exec/step_profile.h"
 #include "kernels/attention.h"
@@ -58,12 +60,25 @@ class Forward {
   Forward(const model::Model& model, const kernels::KernelTable& kernels, ThreadPool& pool, MoeLayers moe)
       : model_(&model), kernels_(&kernels), pool_(&pool), moe_(std::move(moe)) {}
 
+  static float* floats(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+
   void embed(const StepBatch& batch);
+  // Around a sublayer, where there are several residual streams.
+  void enter(const std::optional<model::StreamsWeights>& weights, int rows);
+  void leave(int rows);
   void mix(const StepBatch& batch, const AttentionGroups& caches, size_t layer);
   void attention(const StepBatch& batch, const AttentionGroups& caches, const model::AttentionSpec& spec,
                  const model::AttentionWeights& weights);
   void gated_delta(const StepBatch& batch, const AttentionGroups& caches, const model::GatedDeltaSpec& spec,
                    const model::GatedDeltaWeights& weights);
+  // Makes q, k and v ready in wide_, and the gates of the rule.
+  struct Gates {
+    const float* z = nullptr;
+    size_t z_stride = 0;
+    const float* a = nullptr;
+    size_t a_stride = 0;
+  };
+  Gates delta_inputs(int rows, const model::GatedDeltaSpec& spec, const model::GatedDeltaWeights& weights);
   void latent(const StepBatch& batch, const AttentionGroups& caches, const model::LatentSpec& spec,
               const model::LatentWeights& weights);
   // Makes the queries of a latent layer and its indexer ready in wide_, and what the layer keeps.
@@ -87,6 +102,7 @@ class Forward {
   std::span<const kernels::AttentionSequence> sequences_of(const StepBatch& batch, const RowCache& cache);
   void rope_and_norm(const StepBatch& batch, const model::AttentionSpec& spec, const model::AttentionWeights& weights);
   void normed_activations(std::span<const float> norm, const model::Linear& next, int first_row, int rows);
+  void narrow_activations(const model::Linear& next, const float* x, size_t stride, int rows);
   void add_residual(Operator op, const model::Linear& linear, std::span<const float> post_norm, int first_row,
                     int rows);
   void add_normed(std::span<const float> post_norm, int first_row, int rows);
@@ -102,13 +118,14 @@ class Forward {
   ThreadPool* pool_;
   StepProfile* profile_ = nullptr;  // of the step that runs
   MoeLayers moe_;
+  std::optional<ResidualStreams> streams_;  // where there are several
   std::vector<kernels::RopeTable> ropes_;
   float embedding_scale_ = 1;
   int logits_rows_ = 0;  // rows of a logits block
 
   // [rows][width] fp32 unless said otherwise.
-  Buffer hidden_;    // the residual stream
-  Buffer wide_;      // q, k and v; then gate and up
+  Buffer hidden_;    // the residual stream; where there are several, what a sublayer reads, then what it makes
+  Buffer wide_;      // what a mixer's matrices make; then gate and up
   Buffer attended_;  // output of attention; then of a shared expert
   Buffer normed_;    // input of a matrix, before it is made ready
   Buffer logits_;

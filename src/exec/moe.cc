@@ -50,7 +50,7 @@ void activate(const kernels::KernelTable& kernels, const model::MlpSpec& spec, f
     case model::Activation::kGeluTanh:
       return kernels.rows->gelu_tanh_mul(gate_up, up, spec.size, gate_up);
     case model::Activation::kClampedSwiglu:
-      return kernels.rows->clamped_swiglu({gate_up, up, spec.alpha, spec.limit, spec.size, gate_up});
+      return kernels.rows->clamped_swiglu({gate_up, up, spec.alpha, spec.limit, spec.up_offset, spec.size, gate_up});
   }
 }
 

@@ -83,6 +83,8 @@ class Count {
     for (size_t layer = 0; layer < model_.layers.size(); ++layer) {
       const model::LayerSpec& spec = model_.spec.layers[layer];
       const model::LayerWeights& weights = model_.layers[layer];
+      streams(weights.attention_streams);
+      streams(weights.mlp_streams);
       std::visit(
           Overloaded{
               [&](const model::AttentionSpec& s) { mix(s, std::get<model::AttentionWeights>(weights.mixer), weights); },
@@ -112,9 +114,18 @@ class Count {
     of(Operator::kEmbed) += on_rows(rows_ * n * kFloat, model_.spec.scale_embeddings ? rows_ * n : 0);
   }
 
+  // Several streams are normed and scored; they make the sublayer's input, and take its output.
+  void streams(const std::optional<model::StreamsWeights>& w) {
+    if (!w) return;
+    const double count = model_.spec.streams->count, n = model_.spec.hidden_size;
+    of(Operator::kNorm) += prepared(w->scores, rows_, kNorm);
+    of(Operator::kNorm) += product(w->scores);
+    of(Operator::kNorm) += on_rows(rows_ * n * kFloat * (3 * count + 2), rows_ * n * 2 * count * (count + 2));
+  }
+
   // linear(x) is added to the residual stream, where there is a norm in between with another pass.
   void add_residual(Operator op, const model::Linear& linear, bool post_norm) {
-    of(op) += product(linear, !post_norm);
+    of(op) += product(linear, !post_norm && !model_.spec.streams);
     if (post_norm)
       of(Operator::kNorm) += on_rows(3.0 * rows_ * linear.rows * kFloat, rows_ * linear.rows * (kNorm + 1));
   }
@@ -143,6 +154,11 @@ class Count {
   void mix(const model::GatedDeltaSpec& s, const model::GatedDeltaWeights& w, const model::LayerWeights& layer) {
     of(Operator::kNorm) += prepared(w.input, rows_, kNorm);
     of(Operator::kQkv) += product(w.input);
+    if (s.narrows_gates())
+      for (const model::Linear* linear : {&w.z, &w.a}) {
+        of(Operator::kQkv) += prepared(*linear, rows_, 0);
+        of(Operator::kQkv) += product(*linear);
+      }
     const kernels::GatedDeltaShape& shape = s.shape;
     const double state = static_cast<double>(kernels::gated_delta_state_size(shape));
     const double matrix = static_cast<double>(shape.heads) * shape.key_dim * shape.value_dim;

@@ -12,6 +12,7 @@ namespace quire::kernels {
 namespace {
 
 constexpr int kMaxConv = 8;
+constexpr float kLowestFloor = -100;
 
 int head_channels(const GatedDeltaShape& s) { return 2 * s.key_dim + s.heads_per_key() * s.value_dim; }
 
@@ -31,11 +32,13 @@ KeyHeadArgs key_head_args(const GatedDeltaArgs& args, int key_head, const GatedD
           .conv = args.conv,
           .rate = args.rate,
           .dt_bias = args.dt_bias,
+          .decay_floor = s.decay_floor,
           .rows = sequence.num_rows,
           .x = args.x + at,
-          .a = args.a + at,
           .b = args.b + at,
+          .a = args.a + row * args.a_stride,
           .stride = args.stride,
+          .a_stride = args.a_stride,
           .out = args.out + row * args.out_stride,
           .out_stride = args.out_stride,
           .state = state};
@@ -57,9 +60,14 @@ Result<void> check_gated_delta_shape(const GatedDeltaShape& s) {
                                              {"convolution", s.conv_width, 1, kMaxConv}});
       !ok)
     return ok;
-  if (s.heads % s.key_heads == 0) return {};
+  if (s.heads % s.key_heads != 0)
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("gated delta: {} heads are no multiple of {} key heads", s.heads, s.key_heads),
+                "key heads");
+  if (s.decay_floor <= 0 && s.decay_floor >= kLowestFloor) return {};
   return fail(ErrorKind::kUnsupported,
-              fmt::format("gated delta: {} heads are no multiple of {} key heads", s.heads, s.key_heads), "key heads");
+              fmt::format("gated delta: decay floor must be from {} to 0, not {}", kLowestFloor, s.decay_floor),
+              "decay floor");
 }
 
 size_t gated_delta_state_size(const GatedDeltaShape& shape) {

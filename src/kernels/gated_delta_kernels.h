@@ -21,11 +21,13 @@ struct KeyHeadArgs {
   const float* conv;
   const float* rate;
   const float* dt_bias;
+  float decay_floor;
   int rows;
-  const float* x;  // of the first row, as the next four
-  const float* a;
+  const float* x;  // of the first row, as the next three
   const float* b;
-  size_t stride;
+  const float* a;
+  size_t stride;  // of x and b
+  size_t a_stride;
   float* out;
   size_t out_stride;
   float* state;  // changed in place: inputs of the convolution, then S of each head

@@ -20,18 +20,26 @@ constexpr int kHeads = 6, kKeys = 20, kValues = 12;
 constexpr int kTokens = 50;
 constexpr size_t kOut = kHeads * kValues + 1;
 
-// One key head a head, or a key head of two neighbours, of two heads that lie apart, or of all.
-constexpr GatedDeltaShape shape_of(int key_heads, bool tiled) {
-  return {
-      .heads = kHeads, .key_heads = key_heads, .tiled = tiled, .key_dim = kKeys, .value_dim = kValues, .conv_width = 4};
+// One key head a head, or a key head of two neighbours, of two heads that lie apart, or of all; decays of heads, or of
+// channels.
+constexpr GatedDeltaShape shape_of(int key_heads, bool tiled, float decay_floor = 0) {
+  return {.heads = kHeads,
+          .key_heads = key_heads,
+          .tiled = tiled,
+          .key_dim = kKeys,
+          .value_dim = kValues,
+          .conv_width = 4,
+          .decay_floor = decay_floor};
 }
-constexpr GatedDeltaShape kShapes[] = {shape_of(6, false), shape_of(3, false), shape_of(3, true), shape_of(1, true)};
+constexpr GatedDeltaShape kShapes[] = {shape_of(6, false), shape_of(3, false),     shape_of(3, true),
+                                       shape_of(1, true),  shape_of(6, false, -5), shape_of(3, true, -0.5F)};
 
 class GatedDelta : public ::testing::TestWithParam<GatedDeltaShape> {
  protected:
   // Besides usual heads one that forgets very slowly per unit, in many units, and one that forgets at once.
   GatedDelta() {
     for (float& r : rate_) r = std::exp(r);
+    if (shape_.decays_by_channel()) return;
     rate_[1] = std::exp(8.0F);
     dt_bias_[1] = -10;
     dt_bias_[2] = 25;
@@ -41,7 +49,6 @@ class GatedDelta : public ::testing::TestWithParam<GatedDeltaShape> {
   void run(int first, int count, const float* from, float* to, std::vector<float>& out, int threads = 1,
            const KernelTable& table = test_tables().back()) const {
     ThreadPool pool(threads);
-    const float* a = x_.data() + shape_.channels();
     const GatedDeltaSequence sequence{.from = from, .to = to, .first_row = first, .num_rows = count};
     gated_delta(table,
                 {.shape = shape_,
@@ -49,9 +56,10 @@ class GatedDelta : public ::testing::TestWithParam<GatedDeltaShape> {
                  .rate = rate_.data(),
                  .dt_bias = dt_bias_.data(),
                  .x = x_.data(),
-                 .a = a,
-                 .b = a + kHeads,
+                 .b = x_.data() + shape_.channels() + shape_.decays(),
                  .stride = stride_,
+                 .a = x_.data() + shape_.channels(),
+                 .a_stride = stride_,
                  .out = out.data(),
                  .out_stride = kOut},
                 {&sequence, 1}, pool);
@@ -69,10 +77,18 @@ class GatedDelta : public ::testing::TestWithParam<GatedDeltaShape> {
     return sum / (1 + std::exp(-sum));
   }
 
+  double decay(int token, int head, int channel) const {
+    const int at = shape_.decays_by_channel() ? head * kKeys + channel : head;
+    const double dt = input(token, shape_.channels() + at) + static_cast<double>(dt_bias_[static_cast<size_t>(at)]);
+    const auto rate = static_cast<double>(rate_[static_cast<size_t>(head)]);
+    if (!shape_.decays_by_channel()) return std::exp(-rate * std::log1p(std::exp(dt)));
+    return std::exp(static_cast<double>(shape_.decay_floor) / (1 + std::exp(-rate * dt)));
+  }
+
   GatedDeltaShape shape_ = GetParam();
-  size_t stride_ = static_cast<size_t>(shape_.channels()) + 2 * kHeads + 5;
+  size_t stride_ = static_cast<size_t>(shape_.channels() + shape_.decays()) + kHeads + 5;
   std::vector<float> conv_ = test_numbers(static_cast<size_t>(shape_.channels()) * 4, 1);
-  std::vector<float> rate_ = test_numbers(kHeads, 2), dt_bias_ = test_numbers(kHeads, 3);
+  std::vector<float> rate_ = test_numbers(kHeads, 2), dt_bias_ = test_numbers(static_cast<size_t>(shape_.decays()), 3);
   std::vector<float> x_ = test_numbers(kTokens * stride_, 4);
 };
 
@@ -112,6 +128,7 @@ TEST_P(GatedDelta, LeavesTheStateItReads) {
 // head.
 TEST_P(GatedDelta, KeepsWhatIsNoNumber) {
   constexpr int kToken = 30, kHead = 4;
+  const int decay = shape_.decays_by_channel() ? kHead * kKeys + 7 : kHead;
   const int per_key = kHeads / shape_.key_heads;
   const auto key_head = [&](int head) { return shape_.tiled ? head % shape_.key_heads : head / per_key; };
   float* const row = &x_[kToken * stride_];
@@ -120,10 +137,10 @@ TEST_P(GatedDelta, KeepsWhatIsNoNumber) {
   const std::pair<float*, Reach> cases[] = {{row + q, Reach::kQuery},
                                             {row + k, Reach::kKeyHead},
                                             {row + v, Reach::kValue},
-                                            {row + shape_.channels() + kHead, Reach::kHead},
-                                            {row + shape_.channels() + kHeads + kHead, Reach::kHead},
+                                            {row + shape_.channels() + decay, Reach::kHead},
+                                            {row + shape_.channels() + shape_.decays() + kHead, Reach::kHead},
                                             {&rate_[kHead], Reach::kAlways},
-                                            {&dt_bias_[kHead], Reach::kAlways}};
+                                            {&dt_bias_[static_cast<size_t>(decay)], Reach::kAlways}};
   const auto reached = [&](Reach reach, int token, int head, int value) {
     if (reach == Reach::kAlways) return head == kHead;
     // The convolution sees a token's inputs for as long as it is wide; what is in the state stays.
@@ -164,13 +181,10 @@ TEST_P(GatedDelta, IsTheRule) {
         qq += q[i] * q[i];
         kk += k[i] * k[i];
       }
-      const auto at = static_cast<size_t>(h);
-      const double dt = std::log1p(std::exp(input(token, shape_.channels() + h) + static_cast<double>(dt_bias_[at])));
-      const double decay = std::exp(-static_cast<double>(rate_[at]) * dt);
-      const double beta = 1 / (1 + std::exp(-input(token, shape_.channels() + kHeads + h)));
+      const double beta = 1 / (1 + std::exp(-input(token, shape_.channels() + shape_.decays() + h)));
       for (int j = 0; j < kValues; j++) {
         double seen = 0, out = 0;
-        for (int i = 0; i < kKeys; i++) seen += (s[i][j] *= decay) * k[i] / std::sqrt(kk);
+        for (int i = 0; i < kKeys; i++) seen += (s[i][j] *= decay(token, h, i)) * k[i] / std::sqrt(kk);
         const double change = beta * (silu_conv(token, 2 * key_rows + h * kValues + j) - seen);
         for (int i = 0; i < kKeys; i++)
           out += (s[i][j] += change * k[i] / std::sqrt(kk)) * q[i] / std::sqrt(qq * kKeys);
@@ -181,7 +195,8 @@ TEST_P(GatedDelta, IsTheRule) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GatedDelta, ::testing::ValuesIn(kShapes), [](const auto& info) {
-  return std::to_string(info.param.key_heads) + (info.param.tiled ? "Tiled" : "Grouped");
+  return std::to_string(info.param.key_heads) + (info.param.tiled ? "Tiled" : "Grouped") +
+         (info.param.decays_by_channel() ? "Channels" : "Heads");
 });
 
 // Random shapes, three sequences of different lengths, with and without a state before; some numbers are huge or NaN.
@@ -190,15 +205,20 @@ TEST(GatedDeltaShapes, EveryInstructionSetGivesTheSameBits) {
   std::mt19937 random(5);
   const auto up_to = [&](int n) { return 1 + static_cast<int>(random() % static_cast<unsigned>(n)); };
   for (int round = 0; round < 24; round++) {
-    GatedDeltaShape shape{.key_heads = up_to(3), .tiled = round % 2 == 0, .key_dim = up_to(40), .conv_width = up_to(5)};
+    GatedDeltaShape shape{.key_heads = up_to(3),
+                          .tiled = round % 2 == 0,
+                          .key_dim = up_to(40),
+                          .conv_width = up_to(5),
+                          .decay_floor = round % 5 < 2 ? -5.0F : 0.0F};
     shape.heads = shape.key_heads * up_to(3);
     shape.value_dim = round % 3 == 0 ? 16 * up_to(7) : up_to(100);
     const auto heads = static_cast<size_t>(shape.heads), state = gated_delta_state_size(shape);
-    const auto width = static_cast<size_t>(shape.channels()), stride = width + 2 * heads + 3;
+    const auto width = static_cast<size_t>(shape.channels()), decays = static_cast<size_t>(shape.decays());
+    const size_t stride = width + decays + heads + 3;
     const size_t out_stride = static_cast<size_t>(shape.value_rows()) + 1;
     const int rows[] = {1, up_to(4), up_to(9)};
     const int all = rows[0] + rows[1] + rows[2];
-    const auto conv = test_numbers(width * static_cast<size_t>(shape.conv_width), 1), bias = test_numbers(heads, 2);
+    const auto conv = test_numbers(width * static_cast<size_t>(shape.conv_width), 1), bias = test_numbers(decays, 2);
     auto rate = test_numbers(heads, 3), x = test_numbers(static_cast<size_t>(all) * stride, 4);
     for (float& r : rate) r = std::abs(r) * 4;
     for (int i = 0; i < 5; i++) x[random() % x.size()] = std::ldexp(1.0F, static_cast<int>(random() % 200) - 100);
@@ -220,9 +240,10 @@ TEST(GatedDeltaShapes, EveryInstructionSetGivesTheSameBits) {
                      .rate = rate.data(),
                      .dt_bias = bias.data(),
                      .x = x.data(),
-                     .a = x.data() + width,
-                     .b = x.data() + width + heads,
+                     .b = x.data() + width + decays,
                      .stride = stride,
+                     .a = x.data() + width,
+                     .a_stride = stride,
                      .out = out.data(),
                      .out_stride = out_stride},
                     sequences, pool);
@@ -245,6 +266,11 @@ TEST(GatedDeltaShapes, ImpossibleOnesAreRefused) {
       shape.*field = value;
       EXPECT_FALSE(check_gated_delta_shape(shape));
     }
+  for (const float floor : {1.0F, -101.0F, std::numeric_limits<float>::quiet_NaN()}) {
+    const auto refused = check_gated_delta_shape(shape_of(6, false, floor));
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().param, "decay floor");
+  }
   const auto uneven = check_gated_delta_shape(shape_of(4, false));
   ASSERT_FALSE(uneven);
   EXPECT_NE(uneven.error().message.find("6 heads are no multiple of 4 key heads"), std::string::npos);

@@ -13,25 +13,29 @@ namespace quire::kernels {
 namespace {
 
 // Outputs and the state after some tokens. Values in whole lanes, side by side and alone, and a rest.
-std::vector<float> gated_delta_of(const KernelTable& table) {
-  constexpr GatedDeltaShape kShape{.heads = 2, .key_heads = 1, .key_dim = 20, .value_dim = 87, .conv_width = 4};
+std::vector<float> gated_delta_of(const KernelTable& table, float decay_floor) {
+  const GatedDeltaShape shape{
+      .heads = 2, .key_heads = 1, .key_dim = 20, .value_dim = 87, .conv_width = 4, .decay_floor = decay_floor};
   constexpr int kTokens = 5;
-  const auto width = static_cast<size_t>(kShape.channels()), stride = width + 2 * size_t{kShape.heads};
+  const auto width = static_cast<size_t>(shape.channels()), decays = static_cast<size_t>(shape.decays());
+  const size_t stride = width + decays + static_cast<size_t>(shape.heads);
   const auto x = self_check_numbers(kTokens * stride), conv = self_check_numbers(4 * width);
-  const std::vector<float> rate = {0.5F, 2}, bias = {1, -1};
-  const auto out_width = static_cast<size_t>(kShape.value_rows());
-  std::vector<float> out(kTokens * out_width), state(gated_delta_state_size(kShape));
+  const auto bias = self_check_numbers(decays);
+  const std::vector<float> rate = {0.5F, 2};
+  const auto out_width = static_cast<size_t>(shape.value_rows());
+  std::vector<float> out(kTokens * out_width), state(gated_delta_state_size(shape));
   const GatedDeltaSequence sequence = {.to = state.data(), .first_row = 0, .num_rows = kTokens};
   ThreadPool pool(1);
   gated_delta(table,
-              {.shape = kShape,
+              {.shape = shape,
                .conv = conv.data(),
                .rate = rate.data(),
                .dt_bias = bias.data(),
                .x = x.data(),
-               .a = x.data() + width,
-               .b = x.data() + width + kShape.heads,
+               .b = x.data() + width + decays,
                .stride = stride,
+               .a = x.data() + width,
+               .a_stride = stride,
                .out = out.data(),
                .out_stride = out_width},
               {&sequence, 1}, pool);
@@ -114,7 +118,9 @@ std::vector<float> index_of(const KernelTable& table) {
 Result<void> gated_delta_self_check(const KernelTable& table) {
   auto scalar = kernel_table(Isa::kScalar, {});
   if (!scalar) return std::unexpected(scalar.error());
-  if (!same_bits(gated_delta_of(*scalar), gated_delta_of(table))) return differs("gated delta", table);
+  for (const float decay_floor : {0.0F, -5.0F})
+    if (!same_bits(gated_delta_of(*scalar, decay_floor), gated_delta_of(table, decay_floor)))
+      return differs("gated delta", table);
   return {};
 }
 

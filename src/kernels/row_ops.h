@@ -34,8 +34,21 @@ struct ClampedSwigluArgs {
   const float* up;
   float alpha;
   float limit;  // of gate from above, of up from both sides
+  float up_offset;
   int n;
   float* out;
+};
+
+inline constexpr int kMostCombined = 9;
+
+// out_j = sum over i, ascending, of factors[j][i] * x_i: the first product, the others by fma.
+struct CombineArgs {
+  const float* const* x;
+  int inputs;  // 1 to kMostCombined
+  float* const* out;
+  int outputs;
+  const float* factors;  // [outputs][inputs]
+  int n;
 };
 
 struct RowKernels {
@@ -46,12 +59,14 @@ struct RowKernels {
   // gelu(gate) * up in the tanh form: 0.5 * (1 + tanh(u)) is computed as 1 / (1 + exp(-2u)),
   // 2u = gate * fma(gate^2, 2 * sqrt(2 / pi) * 0.044715, 2 * sqrt(2 / pi)).
   void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* out);
-  // g = min(gate, limit) and u = min(max(up, -limit), limit): (g / (1 + exp(-(alpha * g)))) * (u + 1). A NaN stays one.
+  // g = min(gate, limit) and u = min(max(up, -limit), limit): (g / (1 + exp(-(alpha * g)))) * (u + up_offset). A NaN
+  // stays one.
   void (*clamped_swiglu)(const ClampedSwigluArgs& args);
   // x * sigmoid(gate), as x / (1 + exp(-gate)).
   void (*sigmoid_mul)(const float* gate, const float* x, int n, float* out);
   void (*add)(const float* a, const float* b, int n, float* out);
   void (*scale)(const float* x, float factor, int n, float* out);
+  void (*combine)(const CombineArgs& args);
   // cap * tanh(x / cap)
   void (*soft_cap)(const float* x, float cap, int n, float* out);
   // Pairs (i, i + half); see rope.h.

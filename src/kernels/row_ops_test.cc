@@ -91,19 +91,21 @@ TEST_F(RowOps, NormFollowsTheRule) {
 TEST_F(RowOps, ActivationsAreAccurate) {
   const auto gate = numbers(2000, 4, 1);
   const std::vector<float> up(2000, 1.0F);
-  std::vector<float> silu(2000), gelu(2000), sigmoid(2000), clamped(2000);
+  std::vector<float> silu(2000), gelu(2000), sigmoid(2000), clamped(2000), plain(2000);
   const RowKernels& rows = row_kernels_scalar();
   rows.silu_mul(gate.data(), up.data(), 2000, silu.data());
   rows.gelu_tanh_mul(gate.data(), up.data(), 2000, gelu.data());
   rows.sigmoid_mul(gate.data(), up.data(), 2000, sigmoid.data());
-  rows.clamped_swiglu({gate.data(), gate.data(), 1.702F, 3, 2000, clamped.data()});
+  rows.clamped_swiglu({gate.data(), gate.data(), 1.702F, 3, 1, 2000, clamped.data()});
+  rows.clamped_swiglu({gate.data(), gate.data(), 1, 3, 0, 2000, plain.data()});
   for (size_t i = 0; i < gate.size(); i++) {
     const double x = gate[i], u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
     ASSERT_NEAR(silu[i], x / (1 + std::exp(-x)), std::abs(x) * 4e-7);
     ASSERT_NEAR(gelu[i], 0.5 * x * (1 + std::tanh(u)), std::abs(x) * 4e-7);
     ASSERT_NEAR(sigmoid[i], 1 / (1 + std::exp(-x)), 4e-7);
-    const double g = std::min(x, 3.0), shifted = std::clamp(x, -3.0, 3.0) + 1;
+    const double g = std::min(x, 3.0), bounded = std::clamp(x, -3.0, 3.0), shifted = bounded + 1;
     ASSERT_NEAR(clamped[i], g / (1 + std::exp(-1.702 * g)) * shifted, std::abs(g * shifted) * 4e-6 + 1e-7);
+    ASSERT_NEAR(plain[i], g / (1 + std::exp(-g)) * bounded, std::abs(g * bounded) * 4e-6 + 1e-7);
   }
 }
 
@@ -128,7 +130,7 @@ TEST_F(RowOps, ElementwiseFormulas) {
       };
       table.rows->silu_mul(a.data(), b.data(), n, out.data());
       expect(silu, "silu");
-      table.rows->clamped_swiglu({a.data(), b.data(), 1.702F, 7, n, out.data()});
+      table.rows->clamped_swiglu({a.data(), b.data(), 1.702F, 7, 1, n, out.data()});
       expect(clamped, "clamped");
       table.rows->sigmoid_mul(a.data(), b.data(), n, out.data());
       expect(gated, "sigmoid");
@@ -144,6 +146,37 @@ TEST_F(RowOps, ElementwiseFormulas) {
     }
 }
 
+// In place: all outputs but the first lie on inputs, in another order.
+TEST_F(RowOps, CombinesRows) {
+  for (const KernelTable& table : test_tables())
+    for (const int n : kLengths)
+      for (const auto& [inputs, outputs] : {std::pair{1, 1}, {4, 1}, {5, 4}, {9, 8}}) {
+        std::vector<std::vector<float>> rows, want;
+        for (int i = 0; i < inputs; i++) rows.push_back(hard_numbers(n, static_cast<unsigned>(i)));
+        const auto factors = numbers(inputs * outputs, 1, 20);
+        for (int j = 0; j < outputs; j++) {
+          auto& row = want.emplace_back();
+          for (size_t p = 0; p < static_cast<size_t>(n); p++) {
+            const float* f = factors.data() + j * inputs;
+            float sum = f[0] * rows[0][p];
+            for (size_t i = 1; i < rows.size(); i++) sum = std::fma(f[i], rows[i][p], sum);
+            row.push_back(sum);
+          }
+        }
+        std::vector<float> first(static_cast<size_t>(n) + 1, 7.0F);
+        std::vector<const float*> x;
+        std::vector<float*> out = {first.data()};
+        for (auto& row : rows) x.push_back(row.data());
+        for (int j = 1; j < outputs; j++) out.push_back(rows[static_cast<size_t>(inputs - j)].data());
+        table.rows->combine({x.data(), inputs, out.data(), outputs, factors.data(), n});
+        EXPECT_TRUE(same(want[0], {first.begin(), first.end() - 1})) << name_of(table.isa) << " " << n;
+        EXPECT_EQ(first.back(), 7.0F);
+        for (int j = 1; j < outputs; j++)
+          EXPECT_TRUE(same(want[static_cast<size_t>(j)], rows[static_cast<size_t>(inputs - j)]))
+              << name_of(table.isa) << " " << n << " " << j;
+      }
+}
+
 TEST_F(RowOps, SetsOfInstructionsAgree) {
   const auto all = test_tables();
   for (const int n : {16, 1000, 65537}) {
@@ -157,7 +190,7 @@ TEST_F(RowOps, SetsOfInstructionsAgree) {
       }
     };
     compare([&](const RowKernels& k, float* out) { k.silu_mul(a.data(), b.data(), n, out); }, "silu");
-    compare([&](const RowKernels& k, float* out) { k.clamped_swiglu({a.data(), a.data(), 1.702F, 7, n, out}); },
+    compare([&](const RowKernels& k, float* out) { k.clamped_swiglu({a.data(), a.data(), 1.702F, 7, 1, n, out}); },
             "clamped");
     compare([&](const RowKernels& k, float* out) { k.gelu_tanh_mul(a.data(), b.data(), n, out); }, "gelu");
     compare([&](const RowKernels& k, float* out) { k.sigmoid_mul(a.data(), b.data(), n, out); }, "sigmoid");

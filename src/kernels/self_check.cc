@@ -38,7 +38,7 @@ Result<void> row_ops_self_check(const KernelTable& table) {
   const auto x = self_check_numbers(kCount), y = self_check_numbers(kCount + 7);
   const auto rows = [&](const KernelTable& t) {
     const RowKernels& k = *t.rows;
-    std::vector<float> out(8 * kCount);
+    std::vector<float> out(10 * kCount);
     k.rms_norm({x.data(), 0, y.data(), 1e-6F, 1, kCount, out.data(), 0});
     k.silu_mul(x.data(), y.data() + 7, kCount, out.data() + kCount);
     k.gelu_tanh_mul(x.data(), y.data() + 7, kCount, out.data() + 2 * kCount);
@@ -46,7 +46,10 @@ Result<void> row_ops_self_check(const KernelTable& table) {
     k.sigmoid_mul(x.data(), y.data() + 7, kCount, out.data() + 4 * kCount);
     k.add(x.data(), y.data() + 7, kCount, out.data() + 5 * kCount);
     k.scale(x.data(), 0.3F, kCount, out.data() + 6 * kCount);
-    k.clamped_swiglu({x.data(), y.data() + 7, 1.702F, 1.5F, kCount, out.data() + 7 * kCount});
+    k.clamped_swiglu({x.data(), y.data() + 7, 1.702F, 1.5F, 1, kCount, out.data() + 7 * kCount});
+    const float* inputs[] = {x.data(), y.data(), y.data() + 7};
+    float* outputs[] = {out.data() + 8 * kCount, out.data() + 9 * kCount};
+    k.combine({inputs, 3, outputs, 2, x.data(), kCount});
     for (const auto rope : {k.rope_half, k.rope_interleaved})
       rope(
           {.x = out.data(), .head_stride = 2 * kHalf + 1, .heads = 3, .cos = x.data(), .sin = y.data(), .half = kHalf});

@@ -87,16 +87,24 @@ class Loader {
 
   // The weights of a convolution over each channel alone, as [width][channels]; files have [channels][width], with a
   // dimension of 1 between them or not.
-  Result<void> convolution(const std::string& name, int channels, int width, std::vector<float>& out) {
-    const weights::Tensor* tensor = tensors_.find(name);
-    const bool flat = tensor == nullptr || tensor->shape.size() != 3;
-    std::vector<float> rows;
-    if (auto read = flat ? numbers(name, {channels, width}, rows) : numbers(name, {channels, 1, width}, rows); !read)
-      return read;
-    out.resize(rows.size());
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const size_t channel = i / static_cast<size_t>(width), token = i % static_cast<size_t>(width);
-      out[token * static_cast<size_t>(channels) + channel] = rows[i];
+  Result<void> convolution(const GatedDeltaSpec& spec, std::vector<float>& out) {
+    const int width = spec.shape.conv_width;
+    const auto channels = static_cast<size_t>(spec.shape.channels());
+    out.resize(channels * static_cast<size_t>(width));
+    size_t first = 0;
+    for (const ConvolutionPart& part : spec.conv) {
+      const weights::Tensor* tensor = tensors_.find(part.tensor);
+      const bool flat = tensor == nullptr || tensor->shape.size() != 3;
+      std::vector<float> rows;
+      if (auto read = flat ? numbers(part.tensor, {part.channels, width}, rows)
+                           : numbers(part.tensor, {part.channels, 1, width}, rows);
+          !read)
+        return read;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const size_t channel = i / static_cast<size_t>(width), token = i % static_cast<size_t>(width);
+        out[token * channels + first + channel] = rows[i];
+      }
+      first += static_cast<size_t>(part.channels);
     }
     return {};
   }
@@ -275,7 +283,10 @@ void for_each_tensor(const LayerSpec& layer, F&& call) {
                             },
                             [&](const GatedDeltaSpec& g) {
                               matrix(g.input);
-                              for (const std::string* name : {&g.conv, &g.decay, &g.dt_bias}) f(*name);
+                              matrix(g.z);
+                              matrix(g.a);
+                              for (const ConvolutionPart& part : g.conv) f(part.tensor);
+                              for (const std::string* name : {&g.decay, &g.dt_bias}) f(*name);
                               norm(g.norm);
                               matrix(g.output);
                             },
@@ -291,6 +302,12 @@ void for_each_tensor(const LayerSpec& layer, F&& call) {
                               }
                               matrix(l.output);
                             }};
+  for (const auto* streams : {&layer.attention_streams, &layer.mlp_streams}) {
+    if (!*streams) continue;
+    matrix((*streams)->scores);
+    f((*streams)->scale);
+    f((*streams)->bias);
+  }
   norm(layer.attention_norm);
   std::visit(mixer, layer.mixer);
   norm(layer.attention_post_norm);
@@ -440,7 +457,7 @@ Result<void> load_mixer(Loader& loader, const AttentionSpec& spec, LayerWeights&
 Result<void> load_mixer(Loader& loader, const GatedDeltaSpec& spec, LayerWeights& layer) {
   auto& out = layer.mixer.emplace<GatedDeltaWeights>();
   const kernels::GatedDeltaShape& shape = spec.shape;
-  if (auto loaded = loader.convolution(spec.conv, shape.channels(), shape.conv_width, out.conv); !loaded) return loaded;
+  if (auto loaded = loader.convolution(spec, out.conv); !loaded) return loaded;
   if (auto loaded = loader.numbers(spec.decay, {shape.heads}, out.rate); !loaded) return loaded;
   for (float& rate : out.rate) {
     const bool number = std::isfinite(rate);
@@ -450,9 +467,13 @@ Result<void> load_mixer(Loader& loader, const GatedDeltaSpec& spec, LayerWeights
                   fmt::format("tensor {} means rates of decay that are negative or not finite", spec.decay),
                   spec.decay);
   }
-  if (auto loaded = loader.numbers(spec.dt_bias, {shape.heads}, out.dt_bias); !loaded) return loaded;
+  if (auto loaded = loader.numbers(spec.dt_bias, {shape.decays()}, out.dt_bias); !loaded) return loaded;
   if (auto loaded = loader.norm(spec.norm, out.norm); !loaded) return loaded;
   if (auto loaded = loader.linear(spec.input, out.input); !loaded) return loaded;
+  if (spec.narrows_gates()) {
+    if (auto loaded = loader.linear(spec.z, out.z); !loaded) return loaded;
+    if (auto loaded = loader.linear(spec.a, out.a); !loaded) return loaded;
+  }
   return loader.linear(spec.output, out.output);
 }
 
@@ -539,7 +560,17 @@ Result<void> load_moe(Loader& loader, const MoeSpec& spec, MoeWeights& out) {
   return spec.shared ? load_mlp(loader, *spec.shared, out.shared.emplace()) : Result<void>();
 }
 
+Result<void> load_streams(Loader& loader, const StreamsSpec& spec, StreamsWeights& out) {
+  if (auto loaded = loader.linear(spec.scores, out.scores); !loaded) return loaded;
+  if (auto loaded = loader.numbers(spec.scale, {3}, out.scale); !loaded) return loaded;
+  return loader.numbers(spec.bias, {spec.scores.rows()}, out.bias);
+}
+
 Result<void> load_layer(Loader& loader, const LayerSpec& spec, LayerWeights& out) {
+  if (spec.attention_streams)
+    if (auto ok = load_streams(loader, *spec.attention_streams, out.attention_streams.emplace()); !ok) return ok;
+  if (spec.mlp_streams)
+    if (auto ok = load_streams(loader, *spec.mlp_streams, out.mlp_streams.emplace()); !ok) return ok;
   if (auto loaded = std::visit([&](const auto& mixer) { return load_mixer(loader, mixer, out); }, spec.mixer); !loaded)
     return loaded;
   const std::pair<const NormSpec*, std::vector<float>*> norms[] = {

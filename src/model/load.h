@@ -37,7 +37,7 @@ struct AttentionWeights {
 
 struct GatedDeltaWeights {
   std::vector<float> conv, rate, dt_bias, norm;
-  Linear input, output;
+  Linear input, z, a, output;  // z and a: empty without narrow gates
 };
 
 struct PooledIndexWeights {
@@ -64,10 +64,16 @@ struct MoeWeights {
   std::optional<MlpWeights> shared;
 };
 
+struct StreamsWeights {
+  Linear scores;
+  std::vector<float> scale, bias;
+};
+
 struct LayerWeights {
   std::vector<float> attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;  // empty if absent
   std::variant<AttentionWeights, GatedDeltaWeights, LatentWeights> mixer;           // as in the spec
   std::variant<MlpWeights, MoeWeights> mlp;                                         // as in the spec
+  std::optional<StreamsWeights> attention_streams, mlp_streams;                     // as in the spec
 
   const MlpWeights& dense() const { return std::get<MlpWeights>(mlp); }
 };

@@ -63,9 +63,20 @@ Result<void> check(const AttentionSpec& a, const Surroundings& around) {
 
 Result<void> check(const GatedDeltaSpec& g, const Surroundings&) {
   if (auto ok = kernels::check_gated_delta_shape(g.shape); !ok) return ok;
-  if (g.input.rows() == g.input_rows()) return {};
-  return fail(ErrorKind::kUnsupported,
-              fmt::format("layer {} makes {} rows instead of q, k, v, z, a and b", g.name, g.input.rows()), g.name);
+  const auto bad = [&](std::string why) {
+    return fail(ErrorKind::kUnsupported, fmt::format("layer {} {}", g.name, why), g.name);
+  };
+  if (g.input.rows() != g.input_rows())
+    return bad(fmt::format("makes {} rows instead of q, k, v, z, a and b", g.input.rows()));
+  const int z = g.narrows_gates() ? g.shape.value_rows() : 0, a = g.narrows_gates() ? g.shape.decays() : 0;
+  if (g.z.rows() != z || g.a.rows() != a)
+    return bad(fmt::format("makes {} and {} rows of gates, not {} and {}", g.z.rows(), g.a.rows(), z, a));
+  if (g.z.cols != g.gate_rank || g.a.cols != g.gate_rank)
+    return bad(fmt::format("makes gates from {} and {} numbers, not from {}", g.z.cols, g.a.cols, g.gate_rank));
+  int channels = 0;
+  for (const ConvolutionPart& part : g.conv) channels += part.channels;
+  if (channels == g.shape.channels()) return {};
+  return bad(fmt::format("has a convolution over {} channels, not over {}", channels, g.shape.channels()));
 }
 
 Result<void> check(const LatentSpec& l, const Surroundings& around) {
@@ -113,6 +124,25 @@ Result<void> check(const MoeSpec& m, const std::string& name) {
   return {};
 }
 
+// Every sublayer has streams, or none.
+Result<void> check_streams(const ModelSpec& spec, const LayerSpec& layer) {
+  const std::string& name = name_of(layer.mixer);
+  const auto bad = [&](std::string why) {
+    return fail(ErrorKind::kUnsupported, fmt::format("layer {} {}", name, why), name);
+  };
+  for (const auto* streams : {&layer.attention_streams, &layer.mlp_streams}) {
+    if (streams->has_value() != spec.streams.has_value()) return bad("must have residual streams where the model does");
+    if (!*streams) continue;
+    const MatrixSpec& scores = (*streams)->scores;
+    if (scores.cols != spec.streams->count * spec.hidden_size || scores.rows() != spec.streams->scores())
+      return bad(fmt::format("makes {} scores of {} numbers for {} residual streams", scores.rows(), scores.cols,
+                             spec.streams->count));
+  }
+  if (spec.streams && (layer.attention_post_norm.present() || layer.mlp_post_norm.present()))
+    return bad("has residual streams, and norms behind attention or MLP");
+  return {};
+}
+
 // All names that the layer has in the cache plan.
 std::vector<std::string_view> cache_names(const Mixer& mixer) {
   std::vector<std::string_view> names = {name_of(mixer)};
@@ -128,7 +158,10 @@ std::vector<std::string_view> cache_names(const Mixer& mixer) {
 std::vector<const MatrixSpec*> LayerSpec::matrices() const {
   std::vector<const MatrixSpec*> all =
       std::visit(Overloaded{[](const AttentionSpec& a) { return std::vector{&a.qkv, &a.output}; },
-                            [](const GatedDeltaSpec& g) { return std::vector{&g.input, &g.output}; },
+                            [](const GatedDeltaSpec& g) {
+                              return g.narrows_gates() ? std::vector{&g.input, &g.z, &g.a, &g.output}
+                                                       : std::vector{&g.input, &g.output};
+                            },
                             [](const LatentSpec& l) {
                               return l.narrows_queries() ? std::vector{&l.input, &l.query, &l.output}
                                                          : std::vector{&l.input, &l.output};
@@ -165,7 +198,10 @@ void set_longest(ModelSpec& spec, int64_t max_model_len) {
 
 Result<void> validate(const ModelSpec& spec) {
   Surroundings around{.earlier = {}, .chosen = false, .ropes = spec.ropes};
+  if (spec.streams)
+    if (auto ok = kernels::check_stream_shape(*spec.streams); !ok) return ok;
   for (const LayerSpec& layer : spec.layers) {
+    if (auto ok = check_streams(spec, layer); !ok) return ok;
     if (auto ok = std::visit([&](const auto& mixer) { return check(mixer, around); }, layer.mixer); !ok) return ok;
     if (const auto* moe = std::get_if<MoeSpec>(&layer.mlp))
       if (auto ok = check(*moe, name_of(layer.mixer)); !ok) return ok;

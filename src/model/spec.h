@@ -14,6 +14,7 @@
 #include "kernels/gated_delta.h"
 #include "kernels/latent_attention.h"
 #include "kernels/pooled_index.h"
+#include "kernels/residual_streams.h"
 #include "kernels/rope.h"
 #include "kernels/routing.h"
 #include "quire/error.h"
@@ -108,20 +109,34 @@ struct AttentionSpec {
 // How a file holds the rate at which a state decays.
 enum class DecayForm : uint8_t { kLogarithm, kNegated };
 
-// The gated delta rule with a convolution before and a gated norm behind (kernels/gated_delta.h):
-//   output(norm(rule(input(x))) * silu(z)).
+// The convolution's weights for some channels: [channels, conv_width], or [channels, 1, conv_width].
+struct ConvolutionPart {
+  std::string tensor;
+  int channels = 0;
+};
+
+// The gated delta rule with a convolution before and a gated norm behind (kernels/gated_delta.h), z and a through
+// narrow layers of their own or not:
+//   output(norm(rule(input(x))) * silu(z)), or * sigmoid(z).
 struct GatedDeltaSpec {
   std::string name;  // of the layer in the cache plan
   kernels::GatedDeltaShape shape;
-  MatrixSpec input;   // rows: q heads, k heads, v heads, z (heads of value_dim), a (heads), b (heads)
-  std::string conv;   // [channels, conv_width], or [channels, 1, conv_width]
-  std::string decay;  // [heads], the rate
+  int gate_rank = 0;  // of both narrow layers; 0: there are none
+  // Rows: q heads, k heads, v heads, z (heads of value_dim), a (shape.decays()), b (heads); gate_rank for z and for a.
+  MatrixSpec input;
+  MatrixSpec z, a;                    // over gate_rank; empty without it
+  std::vector<ConvolutionPart> conv;  // of q, k and v, in this order
+  std::string decay;                  // [heads], the rate
   DecayForm decay_form = DecayForm::kLogarithm;
-  std::string dt_bias;  // [heads]
+  std::string dt_bias;  // [shape.decays()]
   NormSpec norm;        // of value_dim
+  bool sigmoid_gate = false;
   MatrixSpec output;
 
-  int input_rows() const { return shape.channels() + shape.value_rows() + 2 * shape.heads; }
+  bool narrows_gates() const { return gate_rank > 0; }
+  int z_width() const { return narrows_gates() ? gate_rank : shape.value_rows(); }  // in the rows of `input`
+  int a_width() const { return narrows_gates() ? gate_rank : shape.decays(); }
+  int input_rows() const { return shape.channels() + z_width() + a_width() + shape.heads; }
 };
 
 // Chooses the tokens that a latent layer reads (kernels/pooled_index.h). It keeps pooled keys, and the tokens of the
@@ -187,14 +202,14 @@ const std::string& name_of(const Mixer& mixer);
 enum class Activation : uint8_t {
   kSilu,
   kGeluTanh,
-  kClampedSwiglu,  // kernels::ClampedSwigluArgs
+  kClampedSwiglu,  // kernels::ClampedSwigluArgs, with the next three
 };
 
 struct MlpSpec {
   int size = 0;
   Activation activation = Activation::kSilu;
-  float alpha = 0, limit = 0;  // of kClampedSwiglu alone
-  MatrixSpec gate_up;          // rows: gate, up
+  float alpha = 0, limit = 0, up_offset = 0;
+  MatrixSpec gate_up;  // rows: gate, up
   MatrixSpec down;
 };
 
@@ -213,7 +228,16 @@ struct MoeSpec {
 
 using FeedForward = std::variant<MlpSpec, MoeSpec>;
 
-// x += post(mixer(norm(x))); x += post(mlp(norm(x))). The post norms are absent in most.
+// Where a model has several residual streams: how those of a token become a sublayer's input, and take its output
+// (kernels/residual_streams.h).
+struct StreamsSpec {
+  MatrixSpec scores;  // in fp32, over all streams of a token, normed together without weights
+  std::string scale;  // [3]
+  std::string bias;   // [scores]
+};
+
+// x += post(mixer(norm(x))); x += post(mlp(norm(x))). The post norms are absent in most. With several residual streams
+// x is made of them, and they take mixer(norm(x)) and mlp(norm(x)) instead.
 struct LayerSpec {
   NormSpec attention_norm;
   Mixer mixer;
@@ -221,6 +245,7 @@ struct LayerSpec {
   NormSpec mlp_norm;
   FeedForward mlp;
   NormSpec mlp_post_norm;
+  std::optional<StreamsSpec> attention_streams, mlp_streams;
 
   // All that are multiplied with in the profile's numbers, but for parts in fp32, in the order in which they are read.
   std::vector<const MatrixSpec*> matrices() const;
@@ -241,6 +266,8 @@ struct ModelSpec {
   float norm_epsilon = 0;
   bool scale_embeddings = false;  // by sqrt(hidden_size)
   std::vector<kernels::RopeParameters> ropes;
+  // Of residual streams, which begin as the embedding, and whose mean comes before the final norm; {}: there is one.
+  std::optional<kernels::StreamShape> streams;
   std::vector<LayerSpec> layers;
   float logit_soft_cap = 0;  // c > 0: a logit x becomes c * tanh(x / c)
   int unread_layers = 0;     // that the checkpoint may hold behind these: they predict tokens further ahead

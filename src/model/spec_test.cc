@@ -140,6 +140,53 @@ TEST(ModelSpec, AnEarlierIndexerChoosesForLayersWithoutOne) {
   EXPECT_NE(first.error().message.find("there is none"), std::string::npos) << first.error().message;
 }
 
+// One layer of the gated delta rule with narrow gates, and two residual streams.
+ModelSpec streams() {
+  ModelSpec spec;
+  spec.hidden_size = 64;
+  spec.streams = {2, 20, 1e-6F};
+  GatedDeltaSpec g;
+  g.name = "a";
+  g.shape = {.heads = 2, .key_heads = 2, .key_dim = 8, .value_dim = 16, .conv_width = 4, .decay_floor = -5};
+  g.gate_rank = 12;
+  g.input = {{{"in", 2 * 16 + 32 + 12 + 12 + 2}}, 64};
+  g.z = {{{"z", 32}}, 12};
+  g.a = {{{"a", 16}}, 12};
+  g.conv = {{"q", 16}, {"k", 16}, {"v", 32}};
+  LayerSpec& layer = spec.layers.emplace_back();
+  layer.mixer = g;
+  layer.attention_streams = {{{{"scores", 8}}, 128}, "scale", "bias"};
+  layer.mlp_streams = layer.attention_streams;
+  return spec;
+}
+
+TEST(ModelSpec, StreamsAndNarrowGatesFitTheirModel) {
+  EXPECT_TRUE(validate(streams()));
+  EXPECT_EQ(streams().layers[0].matrices().size(), 6U);
+  const struct {
+    void (*change)(ModelSpec&, GatedDeltaSpec&);
+    const char* says;
+  } cases[] = {
+      {+[](ModelSpec&, GatedDeltaSpec& g) { g.input.parts[0].rows--; }, "89 rows instead of q, k, v, z"},
+      {+[](ModelSpec&, GatedDeltaSpec& g) { g.a.parts[0].rows = 2; }, "32 and 2 rows of gates, not 32 and 16"},
+      {+[](ModelSpec&, GatedDeltaSpec& g) { g.shape.decay_floor = 0; }, "32 and 16 rows of gates, not 32 and 2"},
+      {+[](ModelSpec&, GatedDeltaSpec& g) { g.z.cols = 13; }, "from 13 and 12 numbers, not from 12"},
+      {+[](ModelSpec&, GatedDeltaSpec& g) { g.conv.pop_back(); }, "over 32 channels, not over 64"},
+      {+[](ModelSpec& s, GatedDeltaSpec&) { s.streams.reset(); }, "where the model does"},
+      {+[](ModelSpec& s, GatedDeltaSpec&) { s.layers[0].mlp_streams.reset(); }, "where the model does"},
+      {+[](ModelSpec& s, GatedDeltaSpec&) { s.streams->count = 3; }, "8 scores of 128 numbers for 3"},
+      {+[](ModelSpec& s, GatedDeltaSpec&) { s.streams->iterations = 0; }, "iterations"},
+      {+[](ModelSpec& s, GatedDeltaSpec&) { s.layers[0].mlp_post_norm = {"norm", 64}; }, "norms behind"}};
+  for (const auto& c : cases) {
+    ModelSpec spec = streams();
+    c.change(spec, std::get<GatedDeltaSpec>(spec.layers[0].mixer));
+    const auto result = validate(spec);
+    ASSERT_FALSE(result) << c.says;
+    EXPECT_EQ(result.error().kind, ErrorKind::kUnsupported);
+    EXPECT_NE(result.error().message.find(c.says), std::string::npos) << result.error().message;
+  }
+}
+
 // Queries without a narrow layer are rows of the input, and nothing else makes any.
 TEST(ModelSpec, LatentLayersMayMakeQueriesAtOnce) {
   ModelSpec spec = latent();

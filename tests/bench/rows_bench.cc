@@ -79,7 +79,7 @@ class Bench {
       best = std::min(best, (seconds(pool_.size() == 1) - start) / count);
     }
     const Roof roof = roof_of(work, peaks_);
-    fmt::print("{:<44}{:>10.2f} us{:>8.1f} GB/s{:>8.1f} Gop/s{:>6.0f}% of {}\n", name, best * 1e6,
+    fmt::print("{:<54}{:>10.2f} us{:>8.1f} GB/s{:>8.1f} Gop/s{:>6.0f}% of {}\n", name, best * 1e6,
                work.all_bytes() / best / 1e9, work.all_operations() / best / 1e9, 100 * roof.seconds / best,
                name_of(roof.bound));
     std::fflush(stdout);
@@ -202,39 +202,47 @@ class Bench {
     }
   }
 
+  // Heads decay as a whole, or channels by numbers of their own.
   void gated_delta_rule() {
-    const GatedDeltaShape shape{.heads = 16, .key_heads = 16, .key_dim = 128, .value_dim = 128, .conv_width = 4};
+    for (const float decay_floor : {0.0F, -5.0F})
+      for (const auto& [sequences, tokens] : {std::pair{1, 64}, {16, 1}})
+        gated_delta_rule(decay_floor, sequences, tokens);
+  }
+
+  void gated_delta_rule(float decay_floor, int sequences, int tokens) {
+    const GatedDeltaShape shape{
+        .heads = 16, .key_heads = 16, .key_dim = 128, .value_dim = 128, .conv_width = 4, .decay_floor = decay_floor};
     const auto conv = random_floats(static_cast<size_t>(shape.channels() * shape.conv_width));
-    const std::vector<float> rate(16, 1), bias(16, 0);
+    const std::vector<float> rate(16, 1), bias(static_cast<size_t>(shape.decays()), 0);
     const size_t state = gated_delta_state_size(shape);
-    const auto stride = static_cast<size_t>(shape.channels() + 2 * shape.heads);
-    for (const auto& [sequences, tokens] : {std::pair{1, 64}, {16, 1}}) {
-      const auto x = random_floats(static_cast<size_t>(sequences * tokens) * stride);
-      std::vector<float> out(static_cast<size_t>(sequences * tokens * shape.value_rows()));
-      std::vector<float> states(state * static_cast<size_t>(sequences));
-      std::vector<GatedDeltaSequence> list;
-      for (int s = 0; s < sequences; s++) {
-        float* own = states.data() + static_cast<size_t>(s) * state;
-        list.push_back({.from = own, .to = own, .first_row = s * tokens, .num_rows = tokens});
-      }
-      const double rows = sequences * tokens;
-      const double operations = 7.0 * shape.heads * shape.key_dim * shape.value_dim + 2.0 * shape.channels() * 4;
-      time(fmt::format("gated delta, {} x {} tokens, 16 of 128 x 128", sequences, tokens),
-           in_memory(2.0 * static_cast<double>(states.size()) * kFloat, rows * operations), 1, [&] {
-             gated_delta(table_,
-                         {.shape = shape,
-                          .conv = conv.data(),
-                          .rate = rate.data(),
-                          .dt_bias = bias.data(),
-                          .x = x.data(),
-                          .a = x.data() + shape.channels(),
-                          .b = x.data() + shape.channels() + shape.heads,
-                          .stride = stride,
-                          .out = out.data(),
-                          .out_stride = static_cast<size_t>(shape.value_rows())},
-                         list, pool_);
-           });
+    const auto stride = static_cast<size_t>(shape.channels() + shape.decays() + shape.heads);
+    const auto x = random_floats(static_cast<size_t>(sequences * tokens) * stride);
+    std::vector<float> out(static_cast<size_t>(sequences * tokens * shape.value_rows()));
+    std::vector<float> states(state * static_cast<size_t>(sequences));
+    std::vector<GatedDeltaSequence> list;
+    for (int s = 0; s < sequences; s++) {
+      float* own = states.data() + static_cast<size_t>(s) * state;
+      list.push_back({.from = own, .to = own, .first_row = s * tokens, .num_rows = tokens});
     }
+    const double rows = sequences * tokens;
+    const double operations = 7.0 * shape.heads * shape.key_dim * shape.value_dim + 2.0 * shape.channels() * 4;
+    time(fmt::format("gated delta{}, {} x {} tokens, 16 of 128 x 128", shape.decays_by_channel() ? " by channel" : "",
+                     sequences, tokens),
+         in_memory(2.0 * static_cast<double>(states.size()) * kFloat, rows * operations), 1, [&] {
+           gated_delta(table_,
+                       {.shape = shape,
+                        .conv = conv.data(),
+                        .rate = rate.data(),
+                        .dt_bias = bias.data(),
+                        .x = x.data(),
+                        .b = x.data() + shape.channels() + shape.decays(),
+                        .stride = stride,
+                        .a = x.data() + shape.channels(),
+                        .a_stride = stride,
+                        .out = out.data(),
+                        .out_stride = static_cast<size_t>(shape.value_rows())},
+                       list, pool_);
+         });
   }
 
   void latent() {

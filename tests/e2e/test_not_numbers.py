@@ -16,6 +16,12 @@ CASES = [
     ("qwen3_next", "model.layers.0.linear_attn.in_proj_ba.weight"),
     ("qwen3_5", "model.layers.0.linear_attn.in_proj_a.weight"),
     ("qwen3_5", "model.layers.0.linear_attn.in_proj_b.weight"),
+    ("glm5_next", "model.language_model.layers.0.hc_attn_fn"),
+    ("glm5_next", "model.language_model.layers.0.hc_ffn_base"),
+    ("glm5_next", "model.language_model.layers.0.self_attn.f_a_proj.weight"),
+    ("glm5_next", "model.language_model.layers.0.self_attn.dt_bias"),
+    ("glm5_next", "model.language_model.layers.0.self_attn.g_b_proj.weight"),
+    ("glm5_next", "model.language_model.layers.1.self_attn.indexer.index_kpool_compress_gate"),
     ("glm4_moe_lite", "model.layers.1.mlp.gate.weight"),
     ("glm4_moe_lite", "model.layers.1.mlp.gate.e_score_correction_bias"),
 ]

@@ -137,7 +137,7 @@ TEST_P(SteadyStep, OfManyRequestsAllocatesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Models, SteadyStep,
                          testing::Values("llama_untied", "qwen3", "qwen3_moe", "gpt_oss_mxfp4", "gemma3", "qwen3_next",
-                                         "glm4_moe_lite", "deepseek_v32"));
+                                         "glm4_moe_lite", "deepseek_v32", "glm5_next"));
 
 TEST(SteadyStepCache, EvictingOthersPrefixesAllocatesNothing) {
   EngineOptions options = options_for("gemma3");

@@ -278,7 +278,7 @@ MUTANTS = (
     Mutant(
         "rows-of-wrong-group",
         "layers without pages read the block table of group 0",
-        "src/exec/forward.cc",
+        "src/exec/mixers.cc",
         "list_sequences(batch, batch.tables(cache.cache_group), sequences_);",
         "list_sequences(batch, batch.tables(GroupId{0 * cache.cache_group.value}), sequences_);",
         WHOLE,

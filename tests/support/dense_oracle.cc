@@ -24,6 +24,7 @@ class Oracle {
       const auto* row = embedding.data() + static_cast<size_t>(token) * width;
       x.emplace_back(row, row + width);
     }
+    if (spec_.streams) return logits_of_streams(x);
     for (const model::LayerSpec& layer : spec_.layers) {
       const Rows input = normed(x, layer.attention_norm);
       add(x, std::visit([&](const auto& mixer) { return mixed(input, mixer); }, layer.mixer));
@@ -33,6 +34,73 @@ class Oracle {
   }
 
  private:
+  using Streams = std::vector<Rows>;
+
+  Rows logits_of_streams(const Rows& embedded) {
+    Streams x(static_cast<size_t>(spec_.streams->count), embedded);
+    for (const model::LayerSpec& layer : spec_.layers) {
+      around(x, *layer.attention_streams, [&](const Rows& input) {
+        const Rows own = normed(input, layer.attention_norm);
+        return std::visit([&](const auto& mixer) { return mixed(own, mixer); }, layer.mixer);
+      });
+      around(x, *layer.mlp_streams,
+             [&](const Rows& input) { return mlp(normed(input, layer.mlp_norm), layer.dense()); });
+    }
+    Rows mean(embedded.size(), Vector(embedded.front().size()));
+    for (const Rows& stream : x) add(mean, stream);
+    for (Vector& row : mean)
+      for (double& value : row) value /= static_cast<double>(x.size());
+    return product(normed(mean, spec_.final_norm), spec_.head);
+  }
+
+  // The streams' input goes through the sublayer, and its output to all of them.
+  template <class Sublayer>
+  void around(Streams& x, const model::StreamsSpec& spec, Sublayer sublayer) const {
+    const size_t n = x.size();
+    Rows flat(x.front().size()), input(flat.size(), Vector(x.front().front().size()));
+    for (size_t p = 0; p < flat.size(); ++p) {
+      for (const Rows& stream : x) flat[p].insert(flat[p].end(), stream[p].begin(), stream[p].end());
+      normalise(flat[p].data(), flat[p].size(), Vector(flat[p].size(), 1));
+    }
+    const Rows scores = product(flat, spec.scores);
+    const Vector scale = model_.values(spec.scale), bias = model_.values(spec.bias);
+    const auto eps = static_cast<double>(spec_.streams->epsilon);
+    const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
+    Rows post(flat.size());
+    std::vector<Rows> mixing(flat.size());  // [from][to]
+    for (size_t p = 0; p < flat.size(); ++p) {
+      const auto score = [&](size_t i, size_t part) { return scores[p][i] * scale[part] + bias[i]; };
+      for (size_t i = 0; i < n; ++i) {
+        post[p].push_back(2 * sigmoid(score(n + i, 1)));
+        for (size_t c = 0; c < input[p].size(); ++c) input[p][c] += (sigmoid(score(i, 0)) + eps) * x[i][p][c];
+      }
+      Rows& c = mixing[p];
+      for (size_t from = 0; from < n; ++from) {
+        double sum = 0;
+        Vector row;
+        for (size_t to = 0; to < n; ++to) row.push_back(std::exp(score(2 * n + from * n + to, 2)));
+        for (const double v : row) sum += v;
+        for (double& v : row) v = v / sum + eps;
+        c.push_back(row);
+      }
+      for (int turn = 1; turn < 2 * spec_.streams->iterations; ++turn)  // columns first, then rows
+        for (size_t a = 0; a < n; ++a) {
+          double sum = eps;
+          for (size_t b = 0; b < n; ++b) sum += turn % 2 == 1 ? c[b][a] : c[a][b];
+          for (size_t b = 0; b < n; ++b) (turn % 2 == 1 ? c[b][a] : c[a][b]) /= sum;
+        }
+    }
+    const Rows output = sublayer(input);
+    Streams next(n, output);
+    for (size_t to = 0; to < n; ++to)
+      for (size_t p = 0; p < output.size(); ++p)
+        for (size_t i = 0; i < output[p].size(); ++i) {
+          next[to][p][i] *= post[p][to];
+          for (size_t from = 0; from < n; ++from) next[to][p][i] += mixing[p][from][to] * x[from][p][i];
+        }
+    x = std::move(next);
+  }
+
   static void add(Rows& x, const Rows& y) {
     for (size_t p = 0; p < x.size(); ++p)
       for (size_t i = 0; i < x[p].size(); ++i) x[p][i] += y[p][i];
@@ -154,6 +222,13 @@ class Oracle {
       for (size_t i = 0; i < out.size(); ++i) out[i] += weight[t - tokens.begin] / sum * kv[t][at.v + i];
   }
 
+  static Rows columns(const Rows& x, size_t first, size_t count) {
+    Rows y;
+    for (const Vector& row : x)
+      y.emplace_back(row.begin() + static_cast<ptrdiff_t>(first), row.begin() + static_cast<ptrdiff_t>(first + count));
+    return y;
+  }
+
   // The columns [first, first + count) of every row, convolved over time with silu behind.
   Rows convolved(const Rows& x, const Vector& w, size_t width, size_t first, size_t count) const {
     Rows y(x.size(), Vector(count));
@@ -181,11 +256,25 @@ class Oracle {
                dk = static_cast<size_t>(g.shape.key_dim), dv = static_cast<size_t>(g.shape.value_dim),
                width = static_cast<size_t>(g.shape.conv_width), keys = key_heads * dk;
     const Rows in = product(x, g.input);
-    const Vector conv = model_.values(g.conv), rate = model_.values(g.decay), bias = model_.values(g.dt_bias),
-                 weight = model_.values(g.norm.tensor);
+    const Vector rate = model_.values(g.decay), bias = model_.values(g.dt_bias), weight = model_.values(g.norm.tensor);
+    Vector conv;
+    for (const model::ConvolutionPart& part : g.conv) {
+      const Vector more = model_.values(part.tensor);
+      conv.insert(conv.end(), more.begin(), more.end());
+    }
     const Rows q = convolved(in, conv, width, 0, keys), k = convolved(in, conv, width, keys, keys),
                v = convolved(in, conv, width, 2 * keys, heads * dv);
-    const size_t z_at = 2 * keys + heads * dv, a_at = z_at + heads * dv, b_at = a_at + heads;
+    const auto channels = static_cast<size_t>(g.shape.channels()), z_width = static_cast<size_t>(g.z_width()),
+               a_width = static_cast<size_t>(g.a_width()), b_at = channels + z_width + a_width;
+    Rows z = columns(in, channels, z_width), a = columns(in, channels + z_width, a_width);
+    if (g.gate_rank > 0) z = product(z, g.z), a = product(a, g.a);
+    const auto sigmoid = [](double v) { return 1 / (1 + std::exp(-v)); };
+    const auto floor = static_cast<double>(g.shape.decay_floor);
+    // Of channel i of head h's key.
+    const auto decay = [&](size_t p, size_t h, size_t i) {
+      if (floor < 0) return std::exp(floor * sigmoid(std::exp(rate[h]) * (a[p][h * dk + i] + bias[h * dk + i])));
+      return std::exp(-std::exp(rate[h]) * std::log1p(std::exp(a[p][h] + bias[h])));
+    };
     Rows out(x.size(), Vector(heads * dv));
     for (size_t h = 0; h < heads; ++h) {
       const size_t kh = g.shape.tiled ? h % key_heads : h * key_heads / heads;
@@ -193,12 +282,13 @@ class Oracle {
       for (size_t p = 0; p < x.size(); ++p) {
         const Vector query = unit(&q[p][kh * dk], dk, 1 / std::sqrt(static_cast<double>(dk))),
                      key = unit(&k[p][kh * dk], dk, 1);
-        const double decay = std::exp(-std::exp(rate[h]) * std::log1p(std::exp(in[p][a_at + h] + bias[h])));
-        const double beta = 1 / (1 + std::exp(-in[p][b_at + h]));
+        const double beta = sigmoid(in[p][b_at + h]);
+        Vector decays;
+        for (size_t i = 0; i < dk; ++i) decays.push_back(decay(p, h, i));
         double* o = &out[p][h * dv];
         for (size_t j = 0; j < dv; ++j) {
           double seen = 0;
-          for (size_t i = 0; i < dk; ++i) seen += (s[j][i] *= decay) * key[i];
+          for (size_t i = 0; i < dk; ++i) seen += (s[j][i] *= decays[i]) * key[i];
           for (size_t i = 0; i < dk; ++i) {
             s[j][i] += beta * (v[p][h * dv + j] - seen) * key[i];
             o[j] += s[j][i] * query[i];
@@ -206,8 +296,8 @@ class Oracle {
         }
         normalise(o, dv, weight);
         for (size_t j = 0; j < dv; ++j) {
-          const double z = in[p][z_at + h * dv + j];
-          o[j] *= z / (1 + std::exp(-z));
+          const double gate = z[p][h * dv + j];
+          o[j] *= sigmoid(gate) * (g.sigmoid_gate ? 1 : gate);
         }
       }
     }

@@ -27,9 +27,14 @@ SyntheticModel::SyntheticModel(std::span<const SyntheticLayer> layers, unsigned 
   spec_.norm_epsilon = 1e-5F;
   spec_.embedding = "embedding.weight";
   tensor(spec_.embedding, {kVocabulary, kHidden}, 0, 1);
+  if (const int count = layers.front().streams; count > 0) spec_.streams = {count, 5, 1e-4F};
   for (size_t i = 0; i < layers.size(); ++i) {
     const std::string prefix = layer_name(static_cast<int>(i)) + ".";
     model::LayerSpec layer;
+    if (spec_.streams) {
+      layer.attention_streams = streams(prefix + "attention_streams.");
+      layer.mlp_streams = streams(prefix + "mlp_streams.");
+    }
     layer.attention_norm = norm(prefix + "attention_norm", kHidden);
     const auto index = static_cast<int>(i);
     if (layers[i].state_heads > 0) {
@@ -91,7 +96,8 @@ model::GatedDeltaSpec SyntheticModel::gated_delta(int index, const SyntheticLaye
              .tiled = layer.tiled,
              .key_dim = layer.head_dim,
              .value_dim = 2 * layer.head_dim,
-             .conv_width = 4};
+             .conv_width = 4,
+             .decay_floor = layer.gate_rank > 0 ? -1.5F : 0};
   const int k = g.shape.key_rows(), v = g.shape.value_rows(), h = g.shape.heads;
   if (layer.key_heads > 0) {
     const int groups = layer.key_heads;
@@ -100,19 +106,39 @@ model::GatedDeltaSpec SyntheticModel::gated_delta(int index, const SyntheticLaye
     const auto ba = grouped(prefix + "ba", groups, std::array{h / groups, h / groups}, kHidden);
     g.input.parts.insert(g.input.parts.end(), {ba.back(), ba.front()});
   } else {
+    g.gate_rank = layer.gate_rank;
     g.input = {{part(prefix + "q", k, kHidden), part(prefix + "k", k, kHidden), part(prefix + "v", v, kHidden),
-                part(prefix + "z", v, kHidden), part(prefix + "a", h, kHidden), part(prefix + "b", h, kHidden)},
+                part(prefix + "z", g.z_width(), kHidden), part(prefix + "a", g.a_width(), kHidden),
+                part(prefix + "b", h, kHidden)},
                kHidden};
   }
-  g.conv = prefix + "conv";
-  tensor(g.conv, {g.shape.channels(), 4}, 0, 0.5F);
+  if (g.narrows_gates()) {
+    g.sigmoid_gate = true;
+    g.z = {{part(prefix + "z_up", v, g.gate_rank)}, g.gate_rank};
+    g.a = {{part(prefix + "a_up", g.shape.decays(), g.gate_rank)}, g.gate_rank};
+    g.conv = {{prefix + "q_conv", k}, {prefix + "k_conv", k}, {prefix + "v_conv", v}};
+  } else {
+    g.conv = {{prefix + "conv", g.shape.channels()}};
+  }
+  for (const model::ConvolutionPart& conv : g.conv) tensor(conv.tensor, {conv.channels, 4}, 0, 0.5F);
   g.decay = prefix + "decay";
-  tensor(g.decay, {h}, -3, 1);  // states live for some twenty tokens
   g.dt_bias = prefix + "dt_bias";
-  tensor(g.dt_bias, {h}, 0, 1);
+  // States live for some twenty tokens.
+  tensor(g.decay, {h}, g.narrows_gates() ? 0 : -3, 1);
+  tensor(g.dt_bias, {g.shape.decays()}, g.narrows_gates() ? -3 : 0, 1);
   g.norm = norm(prefix + "norm", g.shape.value_dim);
   g.output = {{part(prefix + "o", kHidden, v)}, v, v / h};
   return g;
+}
+
+model::StreamsSpec SyntheticModel::streams(const std::string& prefix) {
+  const int count = spec_.streams->count, scores = spec_.streams->scores();
+  model::StreamsSpec s{
+      {{part(prefix + "scores", scores, count * kHidden)}, count * kHidden}, prefix + "scale", prefix + "bias"};
+  s.scores.parts.front().in_fp32 = true;
+  tensor(s.scale, {3}, 1, 0.3F);
+  tensor(s.bias, {scores}, 0, 0.5F);
+  return s;
 }
 
 int SyntheticModel::rope_of(int dim) {

@@ -29,12 +29,14 @@ struct SyntheticLayer {
   int state_heads = 0;   // > 0: gated delta with so many heads of head_dim keys and 2 * head_dim values
   int key_heads = 0;     // > 0: which share so many key heads, whose rows lie together in one tensor
   bool tiled = false;    // whether heads that share a key head lie apart
+  int gate_rank = 0;     // > 0: they decay by channel; all gates come through narrow layers, and one is a sigmoid
   int rank = 0;          // > 0: latent attention of q_heads heads of head_dim, and half of it turned
   bool narrow = true;    // whether its queries come through a narrow layer
   bool turned = true;    // whether it has dimensions with rope
   int pool = 0;          // > 0: and it reads the tokens of the best pools of so many tokens
   int top_k = 0;         // tokens that it reads then
   bool follows = false;  // whether it reads what the last layer with pools reads
+  int streams = 0;       // > 0, of the first layer: the model has so many residual streams
 };
 
 class SyntheticModel : public weights::TensorSource {
@@ -57,6 +59,7 @@ class SyntheticModel : public weights::TensorSource {
   model::NormSpec norm(const std::string& name, int size);
   model::AttentionSpec attention(int index, const SyntheticLayer& layer);
   model::GatedDeltaSpec gated_delta(int index, const SyntheticLayer& layer);
+  model::StreamsSpec streams(const std::string& prefix);
   model::LatentSpec latent(int index, const SyntheticLayer& layer);
   void indexer(const std::string& prefix, const SyntheticLayer& layer, model::LatentSpec& l);
   int rope_of(int dim);  // one for each size

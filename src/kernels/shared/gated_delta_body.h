@@ -48,9 +48,9 @@ class KeyHead {
     for (int i = 0; i < a_.heads; i++) {
       const int head = a_.first_head + i * a_.head_step;
       convolve(x, a_.first_v + head * values, values, 2 * keys + i * values, v_);
-      const float decay = exp_of(-a_.rate[head] * softplus(a_.a[at + static_cast<size_t>(head)] + a_.dt_bias[head]));
+      set_decays(row, head);
       const float beta = first_of(sigmoid_lanes(Lanes::set(a_.b[at + static_cast<size_t>(head)])));
-      update(s_ + static_cast<ptrdiff_t>(i) * keys * values, decay, beta,
+      update(s_ + static_cast<ptrdiff_t>(i) * keys * values, beta,
              a_.out + static_cast<size_t>(row) * a_.out_stride + static_cast<ptrdiff_t>(head) * values);
     }
   }
@@ -76,41 +76,57 @@ class KeyHead {
     }
   }
 
-  void update(float* s, float decay, float beta, float* out) const {
+  void set_decays(int row, int head) {
+    const float* a = a_.a + static_cast<size_t>(row) * a_.a_stride;
+    const int keys = a_.key_dim;
+    if (a_.decay_floor == 0) {
+      const Lanes decay = Lanes::set(exp_of(-a_.rate[head] * softplus(a[head] + a_.dt_bias[head])));
+      for (int c = 0; c < keys; c += Lanes::kCount) decay.store(decays_ + c);
+      return;
+    }
+    const ptrdiff_t first = static_cast<ptrdiff_t>(head) * keys;
+    const Lanes rate = Lanes::set(a_.rate[head]), floor = Lanes::set(a_.decay_floor);
+    for (int c = 0; c < keys; c += Lanes::kCount) {
+      const Lanes x = add(load_some(a + first + c, keys - c), load_some(a_.dt_bias + first + c, keys - c));
+      exp_lanes(mul(floor, sigmoid_lanes(mul(rate, x)))).store(decays_ + c);
+    }
+  }
+
+  void update(float* s, float beta, float* out) const {
     constexpr int kWide = 4;
     const int values = a_.value_dim;
     int j = 0;
-    for (; j + kWide * Lanes::kCount <= values; j += kWide * Lanes::kCount)
-      columns<kWide, true>(s, j, decay, beta, out);
-    for (; j + Lanes::kCount <= values; j += Lanes::kCount) columns<1, true>(s, j, decay, beta, out);
-    if (j < values) columns<1, false>(s, j, decay, beta, out);
+    for (; j + kWide * Lanes::kCount <= values; j += kWide * Lanes::kCount) columns<kWide, true>(s, j, beta, out);
+    for (; j + Lanes::kCount <= values; j += Lanes::kCount) columns<1, true>(s, j, beta, out);
+    if (j < values) columns<1, false>(s, j, beta, out);
   }
 
   // Some columns of S, which stay in the first-level cache: decay, S^T k, the change, S^T q.
   template <int N, bool Whole>
-  void columns(float* s, int first, float decay, float beta, float* out) const {
+  void columns(float* s, int first, float beta, float* out) const {
     const int values = a_.value_dim, part = values - first;
-    const Lanes d = Lanes::set(decay);
-    const auto decayed = [&](const float* p) { return mul(Whole ? Lanes::load(p) : Lanes::load_part(p, part), d); };
+    const auto decayed = [part](const float* p, Lanes d) {
+      return mul(Whole ? Lanes::load(p) : Lanes::load_part(p, part), d);
+    };
     s += first;
     Lanes change[N], sum[N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) change[n] = sum[n] = Lanes::set(0);
     const float* line = s;
     for (int i = 0; i < a_.key_dim; i++, line += values) {
-      const Lanes k = Lanes::set(k_[i]);
+      const Lanes k = Lanes::set(k_[i]), d = Lanes::set(decays_[i]);
 #pragma GCC unroll 4
-      for (int n = 0; n < N; n++) change[n] = fma(decayed(line + n * Lanes::kCount), k, change[n]);
+      for (int n = 0; n < N; n++) change[n] = fma(decayed(line + n * Lanes::kCount, d), k, change[n]);
     }
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++)
       change[n] = mul(Lanes::set(beta), sub(Lanes::load(v_ + first + n * Lanes::kCount), change[n]));
     for (int i = 0; i < a_.key_dim; i++, s += values) {
-      const Lanes k = Lanes::set(k_[i]), q = Lanes::set(q_[i]);
+      const Lanes k = Lanes::set(k_[i]), q = Lanes::set(q_[i]), d = Lanes::set(decays_[i]);
 #pragma GCC unroll 4
       for (int n = 0; n < N; n++) {
         float* p = s + n * Lanes::kCount;
-        const Lanes x = fma(k, change[n], decayed(p));
+        const Lanes x = fma(k, change[n], decayed(p, d));
         if constexpr (Whole) {
           x.store(p);
         } else {
@@ -133,7 +149,8 @@ class KeyHead {
   const KeyHeadArgs& a_;
   int tail_channels_;
   float* s_;
-  alignas(64) float q_[kMostGatedDim], k_[kMostGatedDim], v_[kMostGatedDim];  // of the token and head
+  // Of the token and head.
+  alignas(64) float q_[kMostGatedDim], k_[kMostGatedDim], v_[kMostGatedDim], decays_[kMostGatedDim];
 };
 
 void key_head(const KeyHeadArgs& args) {

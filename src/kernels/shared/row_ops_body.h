@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/row_ops.h"
+#include "kernels/shared/lane_rows.h"
 #include "kernels/shared/math_body.h"
 
 namespace quire::kernels {
@@ -61,7 +62,7 @@ void gelu_tanh_mul(const float* gate, const float* up, int n, float* out) {
 }
 
 void clamped_swiglu(const ClampedSwigluArgs& a) {
-  const Lanes zero = Lanes::set(0), one = Lanes::set(1), alpha = Lanes::set(a.alpha);
+  const Lanes zero = Lanes::set(0), one = Lanes::set(1), alpha = Lanes::set(a.alpha), offset = Lanes::set(a.up_offset);
   const Lanes most = Lanes::set(a.limit), least = Lanes::set(-a.limit);
   map_row(
       a.n, a.out,
@@ -69,7 +70,7 @@ void clamped_swiglu(const ClampedSwigluArgs& a) {
         g = select(greater(g, most), most, g);
         u = select(greater(u, most), most, select(greater(least, u), least, u));
         const Lanes glu = div(g, add(one, exp_lanes(sub(zero, mul(alpha, g)))));
-        return mul(glu, add(u, one));
+        return mul(glu, add(u, offset));
       },
       a.gate, a.up);
 }
@@ -85,6 +86,20 @@ void add_rows(const float* a, const float* b, int n, float* out) {
 
 void scale_row(const float* x, float factor, int n, float* out) {
   map_row(n, out, [factor](Lanes v) { return mul(v, Lanes::set(factor)); }, x);
+}
+
+// All rows are read at a place before any is written there.
+void combine_rows(const CombineArgs& a) {
+  Lanes x[kMostCombined];
+  for (int i = 0; i < a.n; i += Lanes::kCount) {
+    for (int r = 0; r < a.inputs; r++) x[r] = load_some(a.x[r] + i, a.n - i);
+    const float* factors = a.factors;
+    for (int j = 0; j < a.outputs; j++, factors += a.inputs) {
+      Lanes sum = mul(Lanes::set(factors[0]), x[0]);
+      for (int r = 1; r < a.inputs; r++) sum = fma(Lanes::set(factors[r]), x[r], sum);
+      store_some(sum, a.out[j] + i, a.n - i);
+    }
+  }
 }
 
 void soft_cap_row(const float* x, float cap, int n, float* out) {
@@ -133,8 +148,8 @@ void rope_interleaved(const RopeArgs& a) {
   }
 }
 
-constexpr RowKernels kRowKernels = {rms_norm, silu_mul,  gelu_tanh_mul, clamped_swiglu, sigmoid_mul,
-                                    add_rows, scale_row, soft_cap_row,  rope_half,      rope_interleaved};
+constexpr RowKernels kRowKernels = {rms_norm,  silu_mul,     gelu_tanh_mul, clamped_swiglu, sigmoid_mul,     add_rows,
+                                    scale_row, combine_rows, soft_cap_row,  rope_half,      rope_interleaved};
 
 }  // namespace
 }  // namespace quire::kernels

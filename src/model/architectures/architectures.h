@@ -47,6 +47,7 @@ Result<ModelSpec> qwen3_5_from_multimodal(const HuggingFaceConfig& config, const
 Result<ModelSpec> qwen3_5_moe_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
 Result<ModelSpec> qwen3_5_moe_from_hugging_face(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
 Result<ModelSpec> llama4_from_hugging_face(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
+Result<ModelSpec> glm5_next_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
 Result<ModelSpec> llama4_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
 
 // The spec of an opened checkpoint; kUnsupported names the architecture and lists those that are known.

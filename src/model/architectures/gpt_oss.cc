@@ -52,6 +52,7 @@ void complete(const GptOss& g, MlpSpec& expert) {
   expert.activation = Activation::kClampedSwiglu;
   expert.alpha = static_cast<float>(g.alpha);
   expert.limit = static_cast<float>(g.limit);
+  expert.up_offset = 1;
   MatrixPart &gate = expert.gate_up.parts[0], &up = expert.gate_up.parts[1], &down = expert.down.parts[0];
   if (g.alternating) gate.groups = {.size = 2, .first = 0, .count = 1}, up.groups = {.size = 2, .first = 1, .count = 1};
   for (MatrixPart* part : {&gate, &up, &down}) {

@@ -23,7 +23,7 @@ Result<ModelSpec> make_text_model(const HuggingFaceConfig& config, const TextSec
   for (std::string_view key : section.of_images) static_cast<void>(text->has(key));
   auto spec = make(*text);
   if (!spec) return spec;
-  if (auto all = require_understood(*text); !all) return std::unexpected(all.error());
+  if (auto all = finish(*text, *spec); !all) return std::unexpected(all.error());
   return spec;
 }
 

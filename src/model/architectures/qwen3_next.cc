@@ -112,7 +112,7 @@ GatedDeltaSpec delta_layer(const kernels::GatedDeltaShape& shape, const DeltaNam
   g.name = fmt::format("layers.{}.state", layer);
   g.shape = shape;
   g.input = {delta_inputs(shape, names, form, prefix), hidden};
-  g.conv = prefix + names.conv;
+  g.conv = {{prefix + names.conv, shape.channels()}};
   g.decay = prefix + names.decay;
   g.decay_form = names.decay_form;
   g.dt_bias = prefix + names.dt_bias;

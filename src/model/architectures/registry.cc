@@ -49,6 +49,7 @@ constexpr std::array kVarying = {
     VaryingEntry{"Qwen3_5ForConditionalGeneration", qwen3_5_from_multimodal, true},
     VaryingEntry{"Qwen3_5MoeForConditionalGeneration", qwen3_5_moe_from_multimodal, true},
     VaryingEntry{"Qwen3_5MoeForCausalLM", qwen3_5_moe_from_hugging_face, false},
+    VaryingEntry{"Glm5NextForConditionalGeneration", glm5_next_from_multimodal, true},
     VaryingEntry{"Llama4ForConditionalGeneration", llama4_from_multimodal, true},
     VaryingEntry{"Llama4ForCausalLM", llama4_from_hugging_face, false},
 };
@@ -119,12 +120,9 @@ Result<ModelSpec> from_hugging_face(const weights::Checkpoint& checkpoint) {
   auto end = config->end_tokens(spec->vocab_size);
   if (!end) return std::unexpected(end.error());
   spec->end_tokens = std::move(*end);
-  auto extra = config->integer_or("num_nextn_predict_layers", 0, kMaxLayers, 0);
-  if (!extra) return std::unexpected(extra.error());
-  spec->unread_layers = *extra;
   const auto varying = std::ranges::find(kVarying, names->front(), &VaryingEntry::name);
-  if (varying == kVarying.end() || !varying->composite)  // of those the text model's configuration has been checked
-    if (auto all = require_understood(*config); !all) return std::unexpected(all.error());
+  if (varying != kVarying.end() && varying->composite) return spec;
+  if (auto all = finish(*config, *spec); !all) return std::unexpected(all.error());
   return spec;
 }
 

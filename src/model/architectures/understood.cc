@@ -122,7 +122,13 @@ Result<void> require(const Keys& keys, const Harmless& harmless) {
 
 }  // namespace
 
-Result<void> require_understood(const HuggingFaceConfig& config) { return require(config.not_asked_for(), kHarmless); }
+Result<void> finish(const HuggingFaceConfig& config, ModelSpec& spec) {
+  auto ahead = config.integer_or("num_nextn_predict_layers", 0, kMaxLayers, 0);
+  if (!ahead) return std::unexpected(ahead.error());
+  spec.unread_layers = *ahead;
+  return require(config.not_asked_for(), kHarmless);
+}
+
 Result<void> require_understood(const GgufConfig& config) { return require(config.not_asked_for(), kHarmlessGguf); }
 
 }  // namespace quire::model
