@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 LOGS = BUILD / "test-logs"
-VENV = BUILD / "venv"
+TESTS = ROOT / "tests"  # whose requirements.txt most Python tests run with
 COVERAGE_PERCENT = 85.0
 TEST_SOURCE = re.compile(r"_test\.cc$|^test_|_oracle\.h$|_world\.h$")
 PROGRAM_SECONDS = 2400
@@ -175,14 +175,17 @@ class Runner:
 
         self.suite("rust", body)
 
-    def python(self, name, folders, preset, env=None):
+    def python(self, name, folders, preset, env=None, packages=TESTS):
+        """`packages` is the folder with the requirements.txt that they run with."""
+
         def body(suite):
             if preset and not self.needs(suite, preset):
                 return
-            if not prepare_venv(suite):
+            venv = prepare_venv(suite, packages)
+            if not venv:
                 return
             binary = {"QUIRE_BINARY": str(BUILD / preset / "quire")} if preset else {}
-            count_pytest(suite, folders, {**binary, **(env or {})})
+            count_pytest(suite, venv, folders, {**binary, **(env or {})})
 
         self.suite(name, body)
 
@@ -290,25 +293,26 @@ def count_cargo(suite, output, code):
         suite.fail("cargo test did not build or crashed")
 
 
-def prepare_venv(suite):
-    """A virtual environment with the pinned packages; made anew only when the pins change."""
-    requirements = ROOT / "tests" / "requirements.txt"
+def prepare_venv(suite, packages):
+    """A virtual environment with the folder's pinned packages, made anew only when the pins change; None without it."""
+    requirements = packages / "requirements.txt"
+    venv = BUILD / ("venv" if packages == TESTS else f"venv-{packages.name}")
     wanted = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
-    stamp = VENV / "requirements.sha256"
+    stamp = venv / "requirements.sha256"
     if stamp.exists() and stamp.read_text() == wanted:
-        return True
-    pip = [VENV / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements]
-    if run(suite.name, [sys.executable, "-m", "venv", "--clear", VENV]) != 0 or run(suite.name, pip) != 0:
-        suite.fail("the Python packages of tests/requirements.txt could not be installed")
-        return False
+        return venv
+    pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements]
+    if run(suite.name, [sys.executable, "-m", "venv", "--clear", venv]) != 0 or run(suite.name, pip) != 0:
+        suite.fail(f"the Python packages of {requirements.relative_to(ROOT)} could not be installed")
+        return None
     stamp.write_text(wanted)
-    return True
+    return venv
 
 
-def count_pytest(suite, folders, env):
+def count_pytest(suite, venv, folders, env):
     with tempfile.TemporaryDirectory() as results:
         report = Path(results) / "report.xml"
-        command = [VENV / "bin" / "python", "-m", "pytest", *folders, f"--junitxml={report}"]
+        command = [venv / "bin" / "python", "-m", "pytest", *folders, f"--junitxml={report}"]
         code = run(suite.name, command, {"PYTHONDONTWRITEBYTECODE": "1", **env})
         if not report.exists():
             suite.fail(f"pytest ended with code {code} and no report")
@@ -336,6 +340,7 @@ def release(runner):
     runner.rust()
     runner.python("end to end", ["tests/e2e"], "release", env)
     runner.python("golden over http", ["tests/golden_http"], "release", env)
+    runner.python("clients", ["tests/clients"], "release", env, TESTS / "clients")
 
 
 def asan(runner):
