@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "api/messages_reply.h"
 #include "api/openai_reply.h"
 #include "api/responses_reply.h"
 
@@ -48,10 +49,20 @@ Result<Asked> ask_responses(std::string_view body, const AskContext& context) {
   return Asked{std::move(*plan), std::move(reply)};
 }
 
+Result<Asked> ask_messages(std::string_view body, const AskContext& context) {
+  auto parsed = parse_messages(body, limits_of(context.backend, context.service));
+  if (!parsed) return std::unexpected(parsed.error());
+  auto plan = plan_chat(std::move(*parsed), context.backend, context.service, context.random_seed);
+  if (!plan) return std::unexpected(plan.error());
+  auto reply = messages_reply(head_of(*plan, context));
+  return Asked{std::move(*plan), std::move(reply)};
+}
+
 constexpr std::array kEndpoints = {
     Endpoint{"/v1/completions", ask_completion},
     Endpoint{"/v1/chat/completions", ask_chat},
     Endpoint{"/v1/responses", ask_responses},
+    Endpoint{"/v1/messages", ask_messages},
 };
 
 }  // namespace

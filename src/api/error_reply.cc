@@ -5,6 +5,30 @@
 namespace quire::api {
 namespace {
 
+constexpr std::string_view kAnthropicPath = "/v1/messages";
+
+bool is_anthropic(std::string_view path) {
+  return path == kAnthropicPath ||
+         (path.starts_with(kAnthropicPath) && path.substr(kAnthropicPath.size()).starts_with('/'));
+}
+
+std::string_view anthropic_type_of(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 404:
+      return "not_found_error";
+    case 413:
+      return "request_too_large";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "overloaded_error";
+    default:
+      return status >= 500 ? "api_error" : "invalid_request_error";
+  }
+}
+
 std::string_view type_of(int status) {
   switch (status) {
     case 401:
@@ -47,14 +71,6 @@ std::string_view code_of(ErrorKind kind) {
   }
 }
 
-void nullable(JsonWriter& json, std::string_view text) {
-  if (text.empty()) {
-    json.null();
-  } else {
-    json.value(text);
-  }
-}
-
 }  // namespace
 
 ApiError api_error(const Error& error) {
@@ -64,21 +80,28 @@ ApiError api_error(const Error& error) {
           .code = std::string(code_of(error.kind))};
 }
 
-std::string error_body(const ApiError& error) {
+std::string openai_error_body(const ApiError& error) {
   std::string body;
   JsonWriter json(body);
   json.begin_object().key("error").begin_object();
   json.key("message").value(error.message).key("type").value(type_of(error.status));
-  json.key("param");
-  nullable(json, error.param);
-  json.key("code");
-  nullable(json, error.code);
+  json.key("param").value_or_null(error.param).key("code").value_or_null(error.code);
   json.end_object().end_object();
   return body;
 }
 
-HttpResponse error_response(const ApiError& error) {
-  HttpResponse response{.status = error.status, .body = error_body(error)};
+std::string anthropic_error_body(const ApiError& error) {
+  std::string body;
+  JsonWriter json(body);
+  json.begin_object().key("type").value("error").key("error").begin_object();
+  json.key("type").value(anthropic_type_of(error.status)).key("message").value(error.message);
+  json.end_object().end_object();
+  return body;
+}
+
+HttpResponse error_response(const ApiError& error, std::string_view path) {
+  HttpResponse response{.status = error.status,
+                        .body = is_anthropic(path) ? anthropic_error_body(error) : openai_error_body(error)};
   if (error.status == 429 || error.status == 503) response.headers.emplace_back("Retry-After", "1");
   if (error.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
   return response;

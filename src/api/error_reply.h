@@ -1,4 +1,5 @@
-// Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+// Errors in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, and under /v1/messages in Anthropic's,
+// {"type": "error", "error": {"type", "message"}}.
 #pragma once
 
 #include <string>
@@ -19,8 +20,10 @@ struct ApiError {
 // 400 for the caller's faults, 404, 429 when exhausted, 500 for ours.
 ApiError api_error(const Error& error);
 
-std::string error_body(const ApiError& error);
-// With Retry-After where trying again may help (429, 503) and WWW-Authenticate with 401.
-HttpResponse error_response(const ApiError& error);
+std::string openai_error_body(const ApiError& error);
+std::string anthropic_error_body(const ApiError& error);
+// In the shape of the request's path; in OpenAI's where that is not known. With Retry-After where trying again may help
+// (429, 503) and WWW-Authenticate with 401.
+HttpResponse error_response(const ApiError& error, std::string_view path);
 
 }  // namespace quire::api

@@ -133,7 +133,7 @@ void Generation::fail(const Error& error) {
     exchange_->write(reply_->failure(shown));
     exchange_->finish();
   } else {
-    HttpResponse response = error_response(shown);
+    HttpResponse response = error_response(shown, endpoint_.path);
     response.headers.emplace_back("X-Request-Id", request_id_);
     exchange_->respond(std::move(response));
   }

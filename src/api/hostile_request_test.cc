@@ -29,6 +29,13 @@ const std::pair<const char*, const char*> kGood[] = {
       "call_id":"c","output":"o"}],"instructions":"i","tools":[{"type":"function","name":"f","parameters":{"type":
       "object"}}],"tool_choice":{"type":"function","name":"f"},"max_output_tokens":5,"metadata":{"k":"v"},
       "reasoning":{"effort":"low"},"text":{"format":{"type":"text"}},"include":["reasoning.encrypted_content"]})"},
+    {"/v1/messages", R"({"system":[{"type":"text","text":"s"}],"messages":[{"role":"user","content":"hi"},{"role":
+      "assistant","content":[{"type":"thinking","thinking":"t","signature":""},{"type":"text","text":"x"},{"type":
+      "tool_use","id":"c","name":"f","input":{"a":1}}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":
+      "c","content":[{"type":"text","text":"r"}],"is_error":false},{"type":"text","text":"go"}]}],"max_tokens":5,
+      "tools":[{"name":"f","description":"d","input_schema":{"type":"object"}}],"tool_choice":{"type":"auto",
+      "disable_parallel_tool_use":true},"thinking":{"type":"enabled","budget_tokens":1024},"stop_sequences":["x"],
+      "temperature":0.5,"output_config":{"effort":"low","format":{"type":"json_schema","schema":{"type":"object"}}}})"},
 };
 
 // Every value in it.

@@ -40,6 +40,7 @@ class JsonWriter {
   JsonWriter& value(float number);
   JsonWriter& value(double number);
   JsonWriter& null() { return raw("null"); }
+  JsonWriter& value_or_null(std::string_view text) { return text.empty() ? null() : value(text); }
   // A value, or members or items with commas between them, that is JSON already.
   JsonWriter& raw(std::string_view json);
 

@@ -71,17 +71,37 @@ TEST(JsonWriter, WritesWhatTheStrictReaderTakes) {
 }
 
 TEST(ErrorReply, HasTheShapeOfOpenAi) {
-  const auto response = error_response(api_error({ErrorKind::kInvalidRequest, "no \"x\"", "n"}));
+  const auto response = error_response(api_error({ErrorKind::kInvalidRequest, "no \"x\"", "n"}), "/v1/messagess");
   EXPECT_EQ(response.status, 400);
   EXPECT_EQ(response.body,
             R"({"error":{"message":"no \"x\"","type":"invalid_request_error","param":"n","code":null}})");
+}
+
+TEST(ErrorReply, HasTheShapeOfAnthropicUnderItsPath) {
+  for (const char* path : {"/v1/messages", "/v1/messages/count_tokens", "/v1/messages/nothing"}) {
+    EXPECT_EQ(error_response({.status = 400, .message = "no", .param = "n"}, path).body,
+              R"({"type":"error","error":{"type":"invalid_request_error","message":"no"}})");
+  }
+  const std::pair<int, std::string> types[] = {{401, "authentication_error"},
+                                               {404, "not_found_error"},
+                                               {405, "invalid_request_error"},
+                                               {413, "request_too_large"},
+                                               {415, "invalid_request_error"},
+                                               {429, "rate_limit_error"},
+                                               {500, "api_error"},
+                                               {503, "overloaded_error"}};
+  for (const auto& [status, type] : types) {
+    const auto response = error_response({.status = status, .message = "m"}, "/v1/messages");
+    EXPECT_EQ(response.status, status);
+    EXPECT_NE(response.body.find('"' + type + '"'), std::string::npos) << response.body;
+  }
 }
 
 TEST(ErrorReply, MapsKindsToStatuses) {
   EXPECT_EQ(api_error({ErrorKind::kNotFound, ""}).status, 404);
   EXPECT_EQ(api_error({ErrorKind::kUnsupported, ""}).status, 400);
   EXPECT_EQ(api_error({ErrorKind::kInternal, ""}).status, 500);
-  const auto full = error_response(api_error({ErrorKind::kExhausted, "full"}));
+  const auto full = error_response(api_error({ErrorKind::kExhausted, "full"}), "");
   EXPECT_EQ(full.status, 429);
   ASSERT_EQ(full.headers.size(), 1U);
   EXPECT_EQ(full.headers[0].first, "Retry-After");

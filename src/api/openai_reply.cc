@@ -38,13 +38,7 @@ void write_ids(JsonWriter& json, std::span<const TokenId> ids) {
 }
 
 void write_ending(JsonWriter& json, std::string_view finish_reason, const StopReason& stop_reason) {
-  json.key("finish_reason");
-  if (finish_reason.empty()) {
-    json.null();
-  } else {
-    json.value(finish_reason);
-  }
-  json.key("stop_reason");
+  json.key("finish_reason").value_or_null(finish_reason).key("stop_reason");
   if (const auto* text = std::get_if<std::string>(&stop_reason)) {
     json.value(*text);
   } else if (const auto* token = std::get_if<TokenId>(&stop_reason)) {
@@ -136,7 +130,7 @@ class OpenAiReply : public Reply {
     return event(out).append(kDone);
   }
 
-  std::string failure(const ApiError& error) final { return event(error_body(error)).append(kDone); }
+  std::string failure(const ApiError& error) final { return event(openai_error_body(error)).append(kDone); }
 
  protected:
   virtual std::string_view id_prefix() const = 0;

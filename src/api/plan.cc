@@ -48,12 +48,13 @@ std::string template_options(const ChatPrompt& chat) {
 }
 
 // Cuts the rendered chat behind its last message, so that the model goes on with it.
-Result<std::string> without_end(std::string rendered, std::string_view final_content) {
+Result<std::string> without_end(std::string rendered, const ChatPrompt& chat) {
+  const std::string_view final_content = chat.final_content;
   const std::string_view content = trimmed(final_content);
   const size_t at = rendered.rfind(content);
   if (content.empty() || at == std::string::npos) {
-    return invalid("continue_final_message: the chat template does not show the last message's content as it is",
-                   "continue_final_message");
+    return invalid("the last message cannot be continued: the chat template does not show its content as it is",
+                   chat.field);
   }
   size_t end = at + content.size();
   // Blanks behind the content stay if the template kept them.
@@ -239,7 +240,7 @@ Result<std::string> render_chat(const ChatPrompt& chat, const Backend& backend) 
   auto rendered = backend.chat_template->render(chat.messages, template_options(chat));
   if (!rendered) return fail(rendered.error().kind, rendered.error().message, chat.field);
   if (chat.continue_final_message) {
-    rendered = without_end(std::move(*rendered), chat.final_content);
+    rendered = without_end(std::move(*rendered), chat);
     if (!rendered) return std::unexpected(rendered.error());
   }
   if (auto fits = check_size(*rendered, chat.field, backend); !fits) return std::unexpected(fits.error());

@@ -136,6 +136,9 @@ struct Parsed {
 Result<Parsed<CompletionRequest>> parse_completion(std::string_view body, const ParseLimits& limits);
 Result<Parsed<ChatRequest>> parse_chat(std::string_view body, const ParseLimits& limits);
 Result<Parsed<ResponsesRequest>> parse_responses(std::string_view body, const ParseLimits& limits);
+// A chat in Anthropic's shape; to count its tokens, it needs no max_tokens.
+Result<Parsed<ChatRequest>> parse_messages(std::string_view body, const ParseLimits& limits);
+Result<Parsed<ChatRequest>> parse_count_tokens(std::string_view body, const ParseLimits& limits);
 Result<Parsed<TokenizeRequest>> parse_tokenize(std::string_view body);
 Result<Parsed<DetokenizeRequest>> parse_detokenize(std::string_view body, const ParseLimits& limits);
 

@@ -237,7 +237,8 @@ class ResponsesReply final : public Reply {
 
   static void write_usage(JsonWriter& json, const Usage& usage) {
     json.begin_object().key("input_tokens").value(usage.prompt_tokens);
-    json.key("input_tokens_details").begin_object().key("cached_tokens").value(usage.cached_tokens).end_object();
+    json.key("input_tokens_details").begin_object().key("cached_tokens").value(usage.cached_tokens);
+    json.key("cache_write_tokens").value(0).end_object();  // nobody pays for them
     json.key("output_tokens").value(usage.completion_tokens);
     json.key("output_tokens_details").begin_object().key("reasoning_tokens").value(usage.reasoning_tokens).end_object();
     json.key("total_tokens").value(usage.prompt_tokens + usage.completion_tokens).end_object();

@@ -203,7 +203,7 @@ TEST_F(ResponsesService, AnswersWithAnObject) {
     "parallel_tool_calls":true,"previous_response_id":null,"background":false,"reasoning":{"effort":null,"summary":null},
     "store":false,"temperature":0.0,"text":{"format":{"type":"text"}},"tool_choice":"auto","tools":[],"top_p":1.0,
     "truncation":"disabled",
-    "usage":{"input_tokens":29,"input_tokens_details":{"cached_tokens":4},"output_tokens":3,
+    "usage":{"input_tokens":29,"input_tokens_details":{"cached_tokens":4,"cache_write_tokens":0},"output_tokens":3,
              "output_tokens_details":{"reasoning_tokens":0},"total_tokens":32}})"));
 }
 

@@ -17,6 +17,7 @@
 #include "api/json_writer.h"
 #include "api/page.h"
 #include "api/request.h"
+#include "api/tokenization.h"
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/utf8.h"
@@ -26,7 +27,6 @@ namespace quire::api {
 namespace {
 
 constexpr std::string_view kVersion = QUIRE_VERSION;
-constexpr size_t kDetokenizedInAnyCase = 1 << 16;  // ids, however short the model's length
 
 Sha256Digest digest_of(std::string_view text) { return sha256(std::as_bytes(std::span(text.data(), text.size()))); }
 
@@ -51,7 +51,19 @@ bool is_visible_ascii(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; });
 }
 
-enum class Route { kPage, kHealth, kReady, kVersion, kMetrics, kModels, kModel, kGenerate, kTokenize, kDetokenize };
+enum class Route {
+  kPage,
+  kHealth,
+  kReady,
+  kVersion,
+  kMetrics,
+  kModels,
+  kModel,
+  kGenerate,
+  kTokenize,
+  kDetokenize,
+  kCountTokens
+};
 
 struct RouteEntry {
   std::string_view path;
@@ -61,9 +73,13 @@ struct RouteEntry {
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
 constexpr std::array kRoutes = {
-    RouteEntry{"/health", "GET", Route::kHealth},          RouteEntry{"/ready", "GET", Route::kReady},
-    RouteEntry{"/version", "GET", Route::kVersion},        RouteEntry{"/metrics", "GET", Route::kMetrics},
-    RouteEntry{"/v1/models", "GET", Route::kModels},       RouteEntry{"/tokenize", "POST", Route::kTokenize},
+    RouteEntry{"/health", "GET", Route::kHealth},
+    RouteEntry{"/ready", "GET", Route::kReady},
+    RouteEntry{"/version", "GET", Route::kVersion},
+    RouteEntry{"/metrics", "GET", Route::kMetrics},
+    RouteEntry{"/v1/models", "GET", Route::kModels},
+    RouteEntry{"/tokenize", "POST", Route::kTokenize},
+    RouteEntry{"/v1/messages/count_tokens", "POST", Route::kCountTokens},
     RouteEntry{"/detokenize", "POST", Route::kDetokenize},
 };
 
@@ -135,14 +151,13 @@ class Service::Impl {
  private:
   bool is_open() const { return open_.load(std::memory_order_acquire); }
   std::string request_id(const HttpRequest& request) const;
-  std::optional<HttpResponse> check_key(const HttpRequest& head) const;
+  bool has_key(const HttpRequest& head) const;
   HttpResponse answer(const RouteEntry& entry, const HttpRequest& request);
   HttpResponse models() const;
   HttpResponse model(std::string_view name) const;
   void write_model(JsonWriter& json, const std::string& name) const;
-  HttpResponse tokenize(const std::string& body) const;
-  HttpResponse detokenize(const std::string& body) const;
-  void answer_on_text_thread(Route route, HttpRequest request, const std::shared_ptr<Exchange>& exchange);
+  using TextReply = Result<std::string>(std::string_view body, const Backend& backend, const ServiceOptions& service);
+  void answer_on_text_thread(TextReply* reply, HttpRequest request, const std::shared_ptr<Exchange>& exchange);
 
   const ServiceOptions options_;
   std::vector<Sha256Digest> key_digests_;
@@ -156,52 +171,51 @@ class Service::Impl {
 };
 
 std::optional<HttpResponse> Service::Impl::admit(const HttpRequest& head) {
+  const auto refuse = [&](const ApiError& error) { return error_response(error, head.path); };
   const auto entry = find_route(head.path);
   if (!entry) {
-    return error_response(
+    return refuse(
         {.status = 404, .message = fmt::format("there is no {} here", in_quotes(head.path)), .code = "not_found"});
   }
   const bool reads = head.method == "GET" || head.method == "HEAD";
   if (entry->method == "GET" ? !reads : head.method != entry->method) {
-    HttpResponse response = error_response({.status = 405,
-                                            .message = fmt::format("{} takes {} only", entry->path, entry->method),
-                                            .code = "method_not_allowed"});
+    HttpResponse response = refuse({.status = 405,
+                                    .message = fmt::format("{} takes {} only", entry->path, entry->method),
+                                    .code = "method_not_allowed"});
     response.headers.emplace_back("Allow", entry->method);
     return response;
   }
   const bool for_all = entry->route == Route::kPage || entry->route == Route::kHealth ||
                        entry->route == Route::kReady || entry->route == Route::kVersion ||
                        entry->route == Route::kMetrics;
-  if (!for_all) {
-    if (auto refusal = check_key(head)) return refusal;
+  if (!for_all && !has_key(head)) {
+    return refuse({.status = 401,
+                   .message = "this server asks for an API key, as \"Authorization: Bearer KEY\" or \"X-API-Key: KEY\"",
+                   .code = "invalid_api_key"});
   }
-  if (!is_open() && entry->route != Route::kPage && entry->route != Route::kVersion) {
-    return error_response({.status = 503, .message = "the model is being loaded", .code = "loading"});
-  }
+  if (!is_open() && entry->route != Route::kPage && entry->route != Route::kVersion)
+    return refuse({.status = 503, .message = "the model is being loaded", .code = "loading"});
   if (entry->method == "POST" && !is_json(head.header("content-type"))) {
-    return error_response({.status = 415,
-                           .message = "the Content-Type of a request must be application/json",
-                           .code = "unsupported_media_type"});
+    return refuse({.status = 415,
+                   .message = "the Content-Type of a request must be application/json",
+                   .code = "unsupported_media_type"});
   }
   if (entry->method == "POST" && !is_plain(head.headers)) {
-    return error_response({.status = 415,
-                           .message = "the body must not be compressed: the only Content-Encoding is identity",
-                           .code = "unsupported_media_type"});
+    return refuse({.status = 415,
+                   .message = "the body must not be compressed: the only Content-Encoding is identity",
+                   .code = "unsupported_media_type"});
   }
   return std::nullopt;
 }
 
-std::optional<HttpResponse> Service::Impl::check_key(const HttpRequest& head) const {
-  if (key_digests_.empty()) return std::nullopt;
+// Or needs none.
+bool Service::Impl::has_key(const HttpRequest& head) const {
+  if (key_digests_.empty()) return true;
   constexpr std::string_view kBearer = "Bearer ";
-  std::string_view given = head.header("authorization");
-  if (given.starts_with(kBearer)) {
-    given.remove_prefix(kBearer.size());
-    if (any_equal(key_digests_, digest_of(given))) return std::nullopt;
-  }
-  return error_response({.status = 401,
-                         .message = "this server asks for an API key, as \"Authorization: Bearer KEY\"",
-                         .code = "invalid_api_key"});
+  const std::string_view authorization = head.header("authorization"), key = head.header("x-api-key");
+  const bool bears_it =
+      authorization.starts_with(kBearer) && any_equal(key_digests_, digest_of(authorization.substr(kBearer.size())));
+  return bears_it || (!key.empty() && any_equal(key_digests_, digest_of(key)));
 }
 
 std::string Service::Impl::request_id(const HttpRequest& request) const {
@@ -220,8 +234,11 @@ void Service::Impl::handle(HttpRequest request, const std::shared_ptr<Exchange>&
       return generation->begin(std::move(request));
     }
     case Route::kTokenize:
+      return answer_on_text_thread(tokenize_reply, std::move(request), exchange);
     case Route::kDetokenize:
-      return answer_on_text_thread(entry->route, std::move(request), exchange);
+      return answer_on_text_thread(detokenize_reply, std::move(request), exchange);
+    case Route::kCountTokens:
+      return answer_on_text_thread(count_tokens_reply, std::move(request), exchange);
     default:
       return exchange->respond(answer(*entry, request));
   }
@@ -261,77 +278,30 @@ HttpResponse Service::Impl::models() const {
 }
 
 HttpResponse Service::Impl::model(std::string_view name) const {
-  if (auto known = check_model(std::string(name), options_); !known) return error_response(api_error(known.error()));
+  if (auto known = check_model(std::string(name), options_); !known)
+    return error_response(api_error(known.error()), kModelPrefix);
   HttpResponse response;
   JsonWriter json(response.body);
   write_model(json, std::string(name));
   return response;
 }
 
-void Service::Impl::answer_on_text_thread(Route route, HttpRequest request, const std::shared_ptr<Exchange>& exchange) {
-  pool_.submit([this, route, body = std::move(request.body), exchange] {
+void Service::Impl::answer_on_text_thread(TextReply* reply, HttpRequest request,
+                                          const std::shared_ptr<Exchange>& exchange) {
+  pool_.submit([this, reply, request = std::move(request), exchange] {
     HttpResponse response;
     try {
-      response = route == Route::kTokenize ? tokenize(body) : detokenize(body);
+      auto body = reply(request.body, backend_, options_);
+      if (body) {
+        response.body = std::move(*body);
+      } else {
+        response = error_response(api_error(body.error()), request.path);
+      }
     } catch (const std::exception& failure) {
-      response = error_response({.status = 500, .message = failure.what()});
+      response = error_response({.status = 500, .message = failure.what()}, request.path);
     }
     exchange->post([exchange, response = std::move(response)]() mutable { exchange->respond(std::move(response)); });
   });
-}
-
-HttpResponse Service::Impl::tokenize(const std::string& body) const {
-  const auto parsed = parse_tokenize(body);
-  if (!parsed) return error_response(api_error(parsed.error()));
-  const TokenizeRequest& request = parsed->request;
-  if (auto known = check_model(request.model, options_); !known) return error_response(api_error(known.error()));
-  if (request.text) {
-    if (auto fits = check_size(*request.text, "prompt", backend_); !fits)
-      return error_response(api_error(fits.error()));
-  }
-  const auto text = request.chat ? render_chat(*request.chat, backend_) : *request.text;
-  if (!text) return error_response(api_error(text.error()));
-  const auto ids =
-      tokenize_text(*text, request.chat ? request.chat->add_special_tokens : request.add_special_tokens, backend_);
-  if (!ids) return error_response(api_error(ids.error()));
-  HttpResponse response;
-  JsonWriter json(response.body);
-  json.begin_object().key("count").value(ids->size()).key("max_model_len").value(backend_.info->max_model_len);
-  json.key("tokens").begin_array();
-  for (const TokenId id : *ids) json.value(id);
-  json.end_array().key("token_strs");
-  if (request.return_token_strs) {
-    json.begin_array();
-    for (const TokenId id : *ids) json.value(backend_.tokenizer->name(id));
-    json.end_array();
-  } else {
-    json.null();
-  }
-  json.end_object();
-  return response;
-}
-
-HttpResponse Service::Impl::detokenize(const std::string& body) const {
-  const auto parsed = parse_detokenize(body, {.vocab_size = backend_.info->vocab_size});
-  if (!parsed) return error_response(api_error(parsed.error()));
-  if (auto known = check_model(parsed->request.model, options_); !known)
-    return error_response(api_error(known.error()));
-  if (backend_.tokenizer == nullptr) {
-    return error_response({.status = 400, .message = "this model has no tokenizer", .code = "unsupported"});
-  }
-  const std::vector<TokenId>& tokens = parsed->request.tokens;
-  const size_t most = std::max(kDetokenizedInAnyCase, static_cast<size_t>(backend_.info->max_model_len));
-  if (tokens.size() > most) {
-    return error_response({.status = 400,
-                           .message = fmt::format("tokens may hold at most {} ids, not {}", most, tokens.size()),
-                           .param = "tokens"});
-  }
-  const auto text = backend_.tokenizer->decode(tokens, false);
-  if (!text) return error_response(api_error(text.error()));
-  HttpResponse response;
-  JsonWriter json(response.body);
-  json.begin_object().key("prompt").value(*text).end_object();
-  return response;
 }
 
 Service::Service(ServiceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

@@ -49,13 +49,27 @@ void post_task(asio::io_context& io, std::shared_ptr<api::Task> task) {
              }));
 }
 
+std::string_view path_of(std::string_view target) { return target.substr(0, target.find('?')); }
+
+// The path as far as a request's head has come that was not read to its end: the parser may not have begun.
+std::string path_begun(const Parser& parser, const boost::beast::flat_buffer& unread) {
+  const auto parsed = parser.get().target();
+  if (!parsed.empty()) return std::string(path_of({parsed.data(), parsed.size()}));
+  const auto bytes = unread.data();
+  const std::string_view text(static_cast<const char*>(bytes.data()), bytes.size());
+  const size_t blank = text.find(' ');
+  if (blank == std::string_view::npos) return {};
+  const std::string_view rest = text.substr(blank + 1);
+  return std::string(path_of(rest.substr(0, rest.find_first_of(" \r\n"))));
+}
+
 api::HttpRequest head_of(const Parser& parser, const std::string& client) {
   const auto& message = parser.get();
   api::HttpRequest head;
   head.method = std::string(message.method_string());
   const std::string_view target(message.target().data(), message.target().size());
+  head.path = std::string(path_of(target));
   const size_t question = target.find('?');
-  head.path = std::string(target.substr(0, question));
   if (question != std::string_view::npos) head.query = std::string(target.substr(question + 1));
   head.client = client;
   for (const auto& field : message) {
@@ -73,24 +87,24 @@ bool expects_continue(const Parser& parser) {
 }
 
 // What is wrong with a head that the parser accepts, if anything.
-std::optional<api::HttpResponse> check_head(const Parser& parser) {
+std::optional<api::HttpResponse> check_head(const Parser& parser, std::string_view path) {
   const auto& message = parser.get();
   if (message.version() != 10 && message.version() != 11)
-    return error_of(400, "only HTTP/1.0 and HTTP/1.1 are spoken here");
+    return error_of(400, path, "only HTTP/1.0 and HTTP/1.1 are spoken here");
   if (message.version() == 11 && message.count(http::field::host) != 1) {
-    return error_of(400, "an HTTP/1.1 request needs exactly one Host header");
+    return error_of(400, path, "an HTTP/1.1 request needs exactly one Host header");
   }
   if (message.count(http::field::transfer_encoding) > 0 && !parser.chunked()) {
-    return error_of(400, "the only Transfer-Encoding understood is chunked");
+    return error_of(400, path, "the only Transfer-Encoding understood is chunked");
   }
   if (message.count(http::field::transfer_encoding) > 0 && message.count(http::field::content_length) > 0) {
-    return error_of(400, "a request has either Content-Length or Transfer-Encoding");
+    return error_of(400, path, "a request has either Content-Length or Transfer-Encoding");
   }
   if (message.target().empty() || message.target().front() != '/')
-    return error_of(400, "the request target must begin with '/'");
+    return error_of(400, path, "the request target must begin with '/'");
   // HTTP/1.0 has no expectations.
   if (message.version() == 11 && message.count(http::field::expect) > 0 && !expects_continue(parser))
-    return error_of(417, "the only expectation that can be met is 100-continue");
+    return error_of(417, path, "the only expectation that can be met is 100-continue");
   return std::nullopt;
 }
 
@@ -118,8 +132,8 @@ bool is_http_error(const error_code& ec) {
 
 }  // namespace
 
-api::HttpResponse error_of(int status, std::string message, std::string code) {
-  return api::error_response({.status = status, .message = std::move(message), .code = std::move(code)});
+api::HttpResponse error_of(int status, std::string_view path, std::string message, std::string code) {
+  return api::error_response({.status = status, .message = std::move(message), .code = std::move(code)}, path);
 }
 
 Connection::Connection(Core& core, tcp::socket socket)
@@ -145,9 +159,9 @@ awaitable<bool> Connection::serve_one() {
 
   const bool keep_alive = parser.get().keep_alive();
   api::HttpRequest request = head_of(parser, client_);
-  std::optional<api::HttpResponse> refusal = check_head(parser);
+  std::optional<api::HttpResponse> refusal = check_head(parser, request.path);
   const bool sound = !refusal;
-  if (sound && core_.draining) refusal = error_of(503, "the server is shutting down", "draining");
+  if (sound && core_.draining) refusal = error_of(503, request.path, "the server is shutting down", "draining");
   if (sound && !refusal) refusal = core_.handler.admit(request);
   if (refusal) {
     const bool reusable = sound && keep_alive && parser.is_done() && !core_.draining;
@@ -155,7 +169,7 @@ awaitable<bool> Connection::serve_one() {
   }
 
   BodyShare share(core_);
-  const bool have_body = co_await read_body(parser, share);
+  const bool have_body = co_await read_body(parser, request.path, share);
   if (!have_body) co_return false;
 
   const auto outbox = std::make_shared<Outbox>(outbox_options(parser));
@@ -198,22 +212,25 @@ awaitable<bool> Connection::read_head(Parser& parser) {
   const auto [ec, size] = co_await http::async_read_header(socket_, buffer_, parser, kAwait);
   deadline_.disarm();
   if (!ec) co_return true;
+  const std::string path = path_begun(parser, buffer_);
   if (deadline_.expired()) {
-    co_await refuse(error_of(408, "the request's header took too long"), false);
+    co_await refuse(error_of(408, path, "the request's header took too long"), false);
   } else if (ec == http::error::header_limit || ec == http::error::buffer_overflow) {
     co_await refuse(
-        error_of(431, fmt::format("the request's header is larger than {} bytes", core_.options.max_header_bytes)),
+        error_of(431, path,
+                 fmt::format("the request's header is larger than {} bytes", core_.options.max_header_bytes)),
         false);
   } else if (ec == http::error::body_limit) {
     co_await refuse(
-        error_of(413, fmt::format("the request's body is larger than {} bytes", core_.options.max_body_bytes)), false);
+        error_of(413, path, fmt::format("the request's body is larger than {} bytes", core_.options.max_body_bytes)),
+        false);
   } else if (is_http_error(ec)) {
-    co_await refuse(error_of(400, fmt::format("this is no HTTP request: {}", ec.message())), false);
+    co_await refuse(error_of(400, path, fmt::format("this is no HTTP request: {}", ec.message())), false);
   }
   co_return false;
 }
 
-awaitable<bool> Connection::read_body(Parser& parser, BodyShare& share) {
+awaitable<bool> Connection::read_body(Parser& parser, const std::string& path, BodyShare& share) {
   if (!parser.is_done() && buffer_.size() == 0 && expects_continue(parser)) {
     const bool sent = co_await send("HTTP/1.1 100 Continue\r\n\r\n");
     if (!sent) co_return false;
@@ -227,15 +244,15 @@ awaitable<bool> Connection::read_body(Parser& parser, BodyShare& share) {
     parser.get().body() = {};
     share.grow_to(0);
     if (!fits) {
-      co_await refuse(error_of(503, "too many large requests at once", "busy"), false);
+      co_await refuse(error_of(503, path, "too many large requests at once", "busy"), false);
     } else if (deadline_.expired()) {
-      co_await refuse(error_of(408, "the request's body took too long"), false);
+      co_await refuse(error_of(408, path, "the request's body took too long"), false);
     } else if (ec == http::error::body_limit) {
       co_await refuse(
-          error_of(413, fmt::format("the request's body is larger than {} bytes", core_.options.max_body_bytes)),
+          error_of(413, path, fmt::format("the request's body is larger than {} bytes", core_.options.max_body_bytes)),
           false);
     } else if (is_http_error(ec)) {
-      co_await refuse(error_of(400, fmt::format("the request's body is malformed: {}", ec.message())), false);
+      co_await refuse(error_of(400, path, fmt::format("the request's body is malformed: {}", ec.message())), false);
     }
     co_return false;
   }

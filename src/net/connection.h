@@ -130,7 +130,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   using Parser = http::request_parser<http::string_body>;
   awaitable<bool> serve_one();
   awaitable<bool> read_head(Parser& parser);
-  awaitable<bool> read_body(Parser& parser, BodyShare& share);
+  awaitable<bool> read_body(Parser& parser, const std::string& path, BodyShare& share);
   awaitable<bool> answer(const std::shared_ptr<Outbox>& outbox);
   static awaitable<void> keep_watching(std::shared_ptr<Connection> self) { co_await self->watch(); }
   awaitable<void> watch();
@@ -159,7 +159,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool gone_ = false;
 };
 
-// An answer that no handler made, in the shape of the API's errors.
-api::HttpResponse error_of(int status, std::string message, std::string code = {});
+// An answer that no handler made, in the shape of the API's errors at this path.
+api::HttpResponse error_of(int status, std::string_view path, std::string message, std::string code = {});
 
 }  // namespace quire::net

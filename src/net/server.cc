@@ -54,7 +54,7 @@ void serve_connection(Core& core, tcp::socket socket) {
 
 // One connection too many: told so if it can be done without waiting.
 void turn_away(Core& core, tcp::socket socket) {
-  const api::HttpResponse response = error_of(503, "too many connections", "busy");
+  const api::HttpResponse response = error_of(503, {}, "too many connections", "busy");
   std::string data;
   append_head(data, response, {.keep_alive = false, .date = core.now()});
   data += response.body;

@@ -32,6 +32,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     check(parsed->request.chat);
     QUIRE_CHECK(JsonDocument::parse("{" + parsed->request.echo + "}").has_value());
   }
+  if (const auto parsed = parse_messages(body, limits)) check(parsed->request);
+  if (const auto parsed = parse_count_tokens(body, limits)) check(parsed->request);
   (void)parse_tokenize(body);
   (void)parse_detokenize(body, limits);
   return 0;
