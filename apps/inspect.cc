@@ -10,6 +10,7 @@
 #include "engine/loaded_model.h"
 #include "exec/attention_groups.h"
 #include "model/load.h"
+#include "model/tensor_names.h"
 
 namespace quire::apps {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "model/architectures/architectures.h"
 #include "model/load.h"
+#include "model/tensor_names.h"
 #include "model/test_fixtures.h"
 
 namespace quire::model {

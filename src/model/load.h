@@ -103,11 +103,6 @@ struct WeightMemory {
 // What the spec's tensors will take, but for what padding is saved where matrices are stacked. Missing ones take none.
 WeightMemory memory_of(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile);
 
-// Whether the checkpoint is the spec's: it has every tensor that the spec names, and none beside them that is part of a
-// layer, of the head, or of a layer behind the spec's. Such a bias or layer would change the answers. kCorruptFile,
-// kNotFound or kUnsupported name the tensor at fault. Reads names alone.
-Result<void> check_names(const ModelSpec& spec, const weights::TensorSource& tensors);
-
 // kUnsupported, naming dtype, if the profile wants quantised weights and the spec's are floats.
 Result<void> check_profile(const ModelSpec& spec, const weights::TensorSource& tensors, Profile profile);
 
@@ -118,9 +113,9 @@ struct LoadContext {
   std::function<void(double)> progress = {};  // from 0 to 1; may be empty
 };
 
-// Reads, checks and packs every tensor of the spec, after check_names(). kCorruptFile or kUnsupported name the tensor
-// at fault: of another shape than the configuration implies, or in a format that the profile cannot use. kUnsupported
-// names dtype where kQ8 finds nothing quantised.
+// Reads, checks and packs every tensor of the spec, after check_names() (tensor_names.h). kCorruptFile or kUnsupported
+// name the tensor at fault: of another shape than the configuration implies, or in a format that the profile cannot
+// use. kUnsupported names dtype where kQ8 finds nothing quantised.
 Result<Model> load_weights(ModelSpec spec, const weights::TensorSource& tensors, Profile profile, LoadContext context);
 
 }  // namespace quire::model

@@ -10,6 +10,7 @@
 
 #include "model/architectures/architectures.h"
 #include "model/load.h"
+#include "model/tensor_names.h"
 #include "weights/test_files.h"
 
 namespace quire::model {
