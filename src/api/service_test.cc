@@ -27,7 +27,7 @@ TEST_F(ServiceTest, RefusesUnknownPathsMethodsAndTypes) {
 
 TEST_F(ServiceTest, TakesNoBodyThatIsCompressed) {
   open();
-  for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
+  for (const char* path : {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"}) {
     for (const char* coding : {"gzip", "GZIP", "deflate", "br", "zstd", "identity, gzip", "x"}) {
       const HttpResponse refusal = ask(request_of("POST", path, "{}", {{"content-encoding", coding}}));
       EXPECT_EQ(refusal.status, 415) << path << " " << coding;
@@ -46,6 +46,7 @@ TEST_F(ServiceTest, KnowsNoModelWithoutAName) {
   for (const auto& [path, body] : std::vector<std::pair<std::string, std::string>>{
            {"/v1/completions", R"("prompt":"a")"},
            {"/v1/chat/completions", R"("messages":[{"role":"user","content":"hi"}])"},
+           {"/v1/responses", R"("input":"hi")"},
            {"/tokenize", R"("prompt":"a")"},
            {"/detokenize", R"("tokens":[97])"}}) {
     for (const char* name : {"", "other", " m", "M"}) {

@@ -106,7 +106,18 @@ def test_bad_fields_of_chats_are_named(server, fields, param):
     assert (status, error["param"]) == (400, param)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/tokenize",
+        "/detokenize",
+    ],
+)
 def test_bad_bodies(server, path):
     for body in BAD_BODIES:
         status, error = error_of(server, path, body)
