@@ -7,6 +7,7 @@
 namespace quire::apps {
 
 int serve(const ServeFlags& flags);
+int run(const RunFlags& flags);
 int inspect(const InspectFlags& flags);
 int bench(const BenchFlags& flags);
 int bench_serve(const BenchServeFlags& flags);

@@ -49,8 +49,8 @@ struct FlagTexts {
   int64_t kv_cache_bytes = 0;
   int block_size = 0;
   bool no_prefix_caching = false;
-  std::string generation_config = "auto";  // of serve alone
-  bool auto_tool_choice = true;            // of serve alone
+  std::string generation_config = "auto";  // of serve and run
+  bool auto_tool_choice = true;            // of serve and run
 };
 
 void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
@@ -103,11 +103,8 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
   app.add_flag("--check-integrity", o.check_integrity, "Check the cache after every step (slow)");
 }
 
-void add_serve_flags(CLI::App& app, ServeFlags& f, FlagTexts& t) {
-  app.add_option("--host", f.host, "Address to listen on")->capture_default_str();
-  app.add_option("--port", f.port, "Port; 0 takes a free one")->capture_default_str()->check(integer(0, 65535));
-  app.add_option("--api-key", f.api_keys, "Keys that clients must send one of")->expected(1, 64);
-  app.add_option("--served-model-name", f.served_model_names, "Names of the model in the API")->expected(1, 64);
+void add_model_flags(CLI::App& app, ModelFlags& f, FlagTexts& t) {
+  add_engine_flags(app, f.engine, t);
   app.add_option("--chat-template", f.chat_template, "A Jinja file, or the template itself");
   app.add_option("--tool-call-parser", f.tool_call_parser,
                  "How the model writes calls of tools: auto (by its chat template), none, or a format of docs/api.md")
@@ -119,6 +116,24 @@ void add_serve_flags(CLI::App& app, ServeFlags& f, FlagTexts& t) {
                  "auto: the sampling defaults of generation_config.json; vllm: none of them")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "vllm"}));
+}
+
+void add_run_flags(CLI::App& app, RunFlags& f, FlagTexts& t) {
+  add_model_flags(app, f.model, t);
+  app.add_option("PROMPT,--prompt", f.prompt, "Answer this and end");
+  app.add_option("--system", f.system, "The system message");
+  app.add_option("--set", f.settings, "A parameter of the requests, like temperature=0; may stand several times")
+      ->allow_extra_args(false);
+  app.add_flag("--verbose", f.verbose, "Tokens and times behind each answer");
+}
+
+void add_serve_flags(CLI::App& app, ServeFlags& f, FlagTexts& t) {
+  add_model_flags(app, f.model, t);
+
+  app.add_option("--host", f.host, "Address to listen on")->capture_default_str();
+  app.add_option("--port", f.port, "Port; 0 takes a free one")->capture_default_str()->check(integer(0, 65535));
+  app.add_option("--api-key", f.api_keys, "Keys that clients must send one of")->expected(1, 64);
+  app.add_option("--served-model-name", f.served_model_names, "Names of the model in the API")->expected(1, 64);
   app.add_option("--drain-timeout", f.drain_timeout_seconds, "Seconds to finish running requests in")
       ->capture_default_str()
       ->check(integer(0, 86400));
@@ -248,14 +263,16 @@ Error in_flags(Error error, std::string_view size_flag) {
 
 Result<Command> parse(int argc, char** argv) {
   Command command;
-  FlagTexts serve_texts, inspect_texts, bench_texts, simulate_texts;
+  FlagTexts serve_texts, run_texts, inspect_texts, bench_texts, simulate_texts;
   CLI::App app("Quire serves language models on CPUs; equal requests get equal answers, bit for bit.", "quire");
   app.set_version_flag("--version", "quire 0.1.0");
   app.require_subcommand(1);
 
   CLI::App* serve = app.add_subcommand("serve", "Serve a model through the OpenAI API");
-  add_engine_flags(*serve, command.serve.engine, serve_texts);
   add_serve_flags(*serve, command.serve, serve_texts);
+
+  CLI::App* run = app.add_subcommand("run", "Chat with a model in the terminal");
+  add_run_flags(*run, command.run, run_texts);
 
   CLI::App* inspect = app.add_subcommand("inspect", "Show a model's architecture and KV cache plan, loading nothing");
   add_engine_flags(*inspect, command.inspect.engine, inspect_texts);
@@ -270,10 +287,10 @@ Result<Command> parse(int argc, char** argv) {
   add_engine_flags(*simulate, command.simulate.engine, simulate_texts);
   add_simulate_flags(*simulate, command.simulate);
 
-  const std::array commands = {serve, inspect, bench, simulate};
-  const auto no_command =
-      fail(ErrorKind::kInvalidRequest, fmt::format("the first argument must be serve, inspect, bench or simulate{}",
-                                                   argc > 1 ? fmt::format(", not '{}'", argv[1]) : ""));
+  const std::array commands = {serve, run, inspect, bench, simulate};
+  const auto no_command = fail(ErrorKind::kInvalidRequest,
+                               fmt::format("the first argument must be serve, run, inspect, bench or simulate{}",
+                                           argc > 1 ? fmt::format(", not '{}'", argv[1]) : ""));
   if (argc > 1 && argv[1][0] != '-' &&
       std::ranges::none_of(commands, [&](CLI::App* command) { return command->check_name(argv[1]); }))
     return no_command;
@@ -285,11 +302,15 @@ Result<Command> parse(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.get_subcommands().empty() ? no_command : fail(ErrorKind::kInvalidRequest, e.what());
   }
-  command.serve.generation_config = serve_texts.generation_config == "auto";
+  command.serve.model.generation_config = serve_texts.generation_config == "auto";
+  command.run.model.generation_config = run_texts.generation_config == "auto";
   Result<void> checked;
   if (serve->parsed()) {
     command.kind = Command::Kind::kServe;
-    checked = check_model(command.serve.engine);
+    checked = check_model(command.serve.model.engine);
+  } else if (run->parsed()) {
+    command.kind = Command::Kind::kRun;
+    checked = check_model(command.run.model.engine);
   } else if (inspect->parsed()) {
     command.kind = Command::Kind::kInspect;
     checked = check_model(command.inspect.engine);
@@ -305,8 +326,9 @@ Result<Command> parse(int argc, char** argv) {
   }
   if (!checked) return std::unexpected(checked.error());
   for (auto& [engine, texts] :
-       {std::pair{&command.serve.engine, &serve_texts}, std::pair{&command.inspect.engine, &inspect_texts},
-        std::pair{&command.bench.engine, &bench_texts}, std::pair{&command.simulate.engine, &simulate_texts}})
+       {std::pair{&command.serve.model.engine, &serve_texts}, std::pair{&command.run.model.engine, &run_texts},
+        std::pair{&command.inspect.engine, &inspect_texts}, std::pair{&command.bench.engine, &bench_texts},
+        std::pair{&command.simulate.engine, &simulate_texts}})
     if (auto finished = finish(*engine, *texts); !finished) return std::unexpected(finished.error());
   return command;
 }

@@ -15,17 +15,30 @@
 
 namespace quire::apps {
 
-struct ServeFlags {
+// A model behind the API.
+struct ModelFlags {
   EngineOptions engine;
-  std::string host = "127.0.0.1";
-  uint16_t port = 8000;
-  std::vector<std::string> api_keys;
-  std::vector<std::string> served_model_names;
   std::string chat_template;  // a file, or the template itself
   std::string tool_call_parser = "auto";
   std::string reasoning_parser = "auto";
   bool generation_config = true;  // its sampling defaults count
+};
+
+struct ServeFlags {
+  ModelFlags model;
+  std::string host = "127.0.0.1";
+  uint16_t port = 8000;
+  std::vector<std::string> api_keys;
+  std::vector<std::string> served_model_names;
   int drain_timeout_seconds = 30;
+};
+
+struct RunFlags {
+  ModelFlags model;
+  std::string prompt;  // empty: asked for, or read from standard input
+  std::string system;
+  std::vector<std::string> settings;  // NAME=VALUE
+  bool verbose = false;
 };
 
 struct InspectFlags {
@@ -84,9 +97,18 @@ struct SimulateFlags {
 };
 
 struct Command {
-  enum class Kind { kServe, kInspect, kBench, kBenchServe, kSimulate, kShown };  // kShown: help or version was printed
+  enum class Kind {
+    kServe,
+    kRun,
+    kInspect,
+    kBench,
+    kBenchServe,
+    kSimulate,
+    kShown
+  };  // kShown: help or version was printed
   Kind kind = Kind::kShown;
   ServeFlags serve;
+  RunFlags run;
   InspectFlags inspect;
   BenchFlags bench;
   BenchServeFlags bench_serve;

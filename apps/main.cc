@@ -13,12 +13,14 @@ int report(const Error& error) {
 
 namespace {
 
-int run(int argc, char** argv) {
+int start(int argc, char** argv) {
   const auto command = parse(argc, argv);
   if (!command) return report(command.error());
   switch (command->kind) {
     case Command::Kind::kServe:
       return serve(command->serve);
+    case Command::Kind::kRun:
+      return run(command->run);
     case Command::Kind::kInspect:
       return inspect(command->inspect);
     case Command::Kind::kBench:
@@ -38,7 +40,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return quire::apps::run(argc, argv);
+    return quire::apps::start(argc, argv);
   } catch (const std::exception& failure) {
     std::fprintf(stderr, "quire: internal error: %s\n", failure.what());
     return 1;

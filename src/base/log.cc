@@ -29,6 +29,10 @@ void write(spdlog::level::level_enum level, std::string_view message) { logger()
 
 }  // namespace
 
+void leave_out_info() {
+  if (std::getenv("QUIRE_LOG") == nullptr) logger().set_level(spdlog::level::warn);
+}
+
 void debug(std::string_view message) { write(spdlog::level::debug, message); }
 void info(std::string_view message) { write(spdlog::level::info, message); }
 void warn(std::string_view message) { write(spdlog::level::warn, message); }

@@ -10,4 +10,7 @@ void info(std::string_view message);
 void warn(std::string_view message);
 void error(std::string_view message);
 
+// From now on messages below warn are left out, unless QUIRE_LOG asks for them.
+void leave_out_info();
+
 }  // namespace quire::log
