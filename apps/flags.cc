@@ -10,6 +10,7 @@
 #include <map>
 
 #include "client_flags.h"
+#include "config_args.h"
 #include "engine/loaded_model.h"
 #include "sched/simulator.h"
 #include "validators.h"
@@ -49,6 +50,7 @@ struct FlagTexts {
   int64_t kv_cache_bytes = 0;
   int block_size = 0;
   bool no_prefix_caching = false;
+  std::string config;                      // of serve and run
   std::string generation_config = "auto";  // of serve and run
   bool auto_tool_choice = true;            // of serve and run
 };
@@ -104,6 +106,8 @@ void add_engine_flags(CLI::App& app, EngineOptions& o, FlagTexts& t) {
 }
 
 void add_model_flags(CLI::App& app, ModelFlags& f, FlagTexts& t) {
+  app.add_option("--config", t.config, "A YAML file of flags; those of the command line go before it")
+      ->check(not_empty());
   add_engine_flags(app, f.engine, t);
   app.add_option("--chat-template", f.chat_template, "A Jinja file, or the template itself");
   app.add_option("--tool-call-parser", f.tool_call_parser,
@@ -294,13 +298,29 @@ Result<Command> parse(int argc, char** argv) {
   if (argc > 1 && argv[1][0] != '-' &&
       std::ranges::none_of(commands, [&](CLI::App* command) { return command->check_name(argv[1]); }))
     return no_command;
-  try {
-    app.parse(normalised(argc, argv));
-  } catch (const CLI::Success& e) {
-    app.exit(e);
-    return command;
-  } catch (const CLI::ParseError& e) {
-    return app.get_subcommands().empty() ? no_command : fail(ErrorKind::kInvalidRequest, e.what());
+  std::vector<std::string> args = normalised(argc, argv);
+  const auto parse_args = [&]() -> Result<bool> {
+    try {
+      app.parse(std::vector<std::string>(args));
+    } catch (const CLI::Success& e) {
+      app.exit(e);
+      return false;
+    } catch (const CLI::ParseError& e) {
+      return app.get_subcommands().empty() ? no_command : fail(ErrorKind::kInvalidRequest, e.what());
+    }
+    return true;
+  };
+  auto parsed = parse_args();
+  if (!parsed) return std::unexpected(parsed.error());
+  if (!*parsed) return command;
+  const std::string config = serve->parsed() ? serve_texts.config : run_texts.config;
+  if (!config.empty()) {
+    auto added = config_args(serve->parsed() ? *serve : *run, config);
+    if (!added) return std::unexpected(added.error());
+    args.insert(args.begin(), added->rbegin(), added->rend());
+    parsed = parse_args();
+    if (!parsed)
+      return fail(ErrorKind::kInvalidRequest, fmt::format("--config: {}: {}", config, parsed.error().message));
   }
   command.serve.model.generation_config = serve_texts.generation_config == "auto";
   command.run.model.generation_config = run_texts.generation_config == "auto";

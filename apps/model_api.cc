@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <future>
 #include <map>
 #include <span>
@@ -12,6 +11,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "progress.h"
+#include "read_file.h"
 #include "weights/checkpoint.h"
 
 namespace quire::apps {
@@ -30,21 +30,8 @@ std::string hex(const Sha256Digest& digest) {
 // The argument itself if it is a template, the file's text if it names a file.
 Result<std::string> read_template(const std::string& argument) {
   if (argument.find("{{") != std::string::npos || argument.find("{%") != std::string::npos) return argument;
-  const auto wrong = [&](ErrorKind kind, std::string_view what) {
-    return fail(kind, fmt::format("--chat-template: {} {}", argument, what), "--chat-template");
-  };
-  std::error_code ec;
-  const auto status = std::filesystem::status(argument, ec);
-  if (!std::filesystem::exists(status)) return wrong(ErrorKind::kNotFound, "is no file, and no template itself");
-  if (!std::filesystem::is_regular_file(status)) return wrong(ErrorKind::kInvalidRequest, "is not a regular file");
-  std::ifstream in(argument, std::ios::binary);
-  std::string source(kMaxTemplateBytes + 1, '\0');
-  in.read(source.data(), static_cast<std::streamsize>(source.size()));
-  if (!in.eof() && !in) return wrong(ErrorKind::kInvalidRequest, "cannot be read");
-  source.resize(static_cast<size_t>(in.gcount()));
-  if (source.size() > kMaxTemplateBytes)
-    return wrong(ErrorKind::kInvalidRequest, fmt::format("has more than {} bytes", kMaxTemplateBytes));
-  if (source.empty()) return wrong(ErrorKind::kInvalidRequest, "is empty");
+  auto source = read_file(argument, kMaxTemplateBytes);
+  if (!source) return fail(source.error().kind, "--chat-template: " + source.error().message, "--chat-template");
   return source;
 }
 
