@@ -136,6 +136,12 @@ void add_serve_flags(CLI::App& app, ServeFlags& f, FlagTexts& t) {
 
   app.add_option("--host", f.host, "Address to listen on")->capture_default_str();
   app.add_option("--port", f.port, "Port; 0 takes a free one")->capture_default_str()->check(integer(0, 65535));
+  CLI::Option* certificate =
+      app.add_option("--ssl-certfile", f.ssl_certfile, "A chain of certificates in PEM: clients must speak TLS")
+          ->check(not_empty());
+  app.add_option("--ssl-keyfile", f.ssl_keyfile, "Its key in PEM; default: it stands in the same file")
+      ->check(not_empty())
+      ->needs(certificate);
   app.add_option("--api-key", f.api_keys, "Keys that clients must send one of")->expected(1, 64);
   app.add_option("--served-model-name", f.served_model_names, "Names of the model in the API")->expected(1, 64);
   app.add_option("--drain-timeout", f.drain_timeout_seconds, "Seconds to finish running requests in")
@@ -244,7 +250,9 @@ Error in_flags(Error error, std::string_view size_flag) {
                                            "disable_hybrid_kv_cache_manager",
                                            "max_num_seqs",
                                            "max_num_batched_tokens",
-                                           "cpu_affinity"};
+                                           "cpu_affinity",
+                                           "ssl_certfile",
+                                           "ssl_keyfile"};
   if (std::ranges::find(kOptions, error.param) == std::end(kOptions)) return error;
   const auto flag_of = [&](std::string_view option) {
     if (option == "kv_cache_memory_bytes") return std::string(size_flag);

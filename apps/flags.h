@@ -28,6 +28,8 @@ struct ServeFlags {
   ModelFlags model;
   std::string host = "127.0.0.1";
   uint16_t port = 8000;
+  std::string ssl_certfile;  // empty: plain HTTP
+  std::string ssl_keyfile;
   std::vector<std::string> api_keys;
   std::vector<std::string> served_model_names;
   int drain_timeout_seconds = 30;

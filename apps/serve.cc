@@ -82,9 +82,11 @@ int serve(const ServeFlags& given) {
   net::ServerOptions options;
   options.host = flags.host;
   options.port = flags.port;
+  options.ssl_certfile = flags.ssl_certfile;
+  options.ssl_keyfile = flags.ssl_keyfile;
   options.drain_timeout = std::chrono::seconds(flags.drain_timeout_seconds);
   auto server = net::Server::listen(options);
-  if (!server) return report(server.error());
+  if (!server) return report(in_flags(server.error()));
   // More answers than the queue holds could never be taken in together.
   api::Service service({.served_model_names = flags.served_model_names,
                         .api_keys = flags.api_keys,

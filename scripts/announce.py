@@ -8,6 +8,7 @@ port is never announced. Ends silently when the process ends.
 """
 import json
 import os
+import ssl
 import sys
 import time
 import urllib.error
@@ -48,40 +49,41 @@ def listening_address(pid):
 
 
 def get(url):
-    with urllib.request.urlopen(url, timeout=2) as reply:
+    # The certificate may be for a name that others reach the server by; nothing is told to it.
+    with urllib.request.urlopen(url, timeout=2, context=ssl._create_unverified_context()) as reply:
         return reply.read()
 
 
 def wait_until_ready(pid):
     while True:
         address = listening_address(pid)
-        if address:
+        for scheme in ("http", "https") if address else ():
             try:
-                get(f"http://{address}/health")
-                return address
+                get(f"{scheme}://{address}/health")
+                return f"{scheme}://{address}"
             except (urllib.error.URLError, OSError):
                 pass
         time.sleep(0.1)
 
 
-def curl_line(address, kind):
-    model = json.loads(get(f"http://{address}/v1/models"))["data"][0]["id"]
+def curl_line(url, kind):
+    model = json.loads(get(f"{url}/v1/models"))["data"][0]["id"]
     question = "What is a quire of paper?"
     if kind == "chat":
         path, body = "chat/completions", {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 64}
     else:
         path, body = "completions", {"model": model, "prompt": "A quire of paper is", "max_tokens": 64}
-    return f"curl -s http://{address}/v1/{path} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    return f"curl -s {url}/v1/{path} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 
 def main():
     pid, kind = int(sys.argv[1]), sys.argv[2]
     try:
-        address = wait_until_ready(pid)
-        line = curl_line(address, kind)
+        url = wait_until_ready(pid)
+        line = curl_line(url, kind)
     except (OSError, ValueError, LookupError):
         return  # the server ended or refuses to be asked (an API key); its own lines say why
-    print(f"\nQuire is ready at http://{address}/ (Ctrl-C stops it)\n{line}\n", flush=True)
+    print(f"\nQuire is ready at {url}/ (Ctrl-C stops it)\n{line}\n", flush=True)
 
 
 if __name__ == "__main__":

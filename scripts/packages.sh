@@ -4,7 +4,7 @@
 # call costs milliseconds and needs no network. On a system without dpkg they trust the reader.
 
 readonly kBuildPackages=(g++ cmake ninja-build ccache libsimdjson-dev nlohmann-json3-dev libspdlog-dev libfmt-dev
-  libcli11-dev libedit-dev libyaml-cpp-dev libgtest-dev librapidcheck-dev ca-certificates)
+  libcli11-dev libssl-dev libedit-dev libyaml-cpp-dev libgtest-dev librapidcheck-dev ca-certificates)
 # The oldest compiler that the crates pinned in rust/quire-text accept.
 readonly kRustMinor=87
 

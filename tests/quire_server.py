@@ -35,7 +35,9 @@ class HttpError(Exception):
 
 
 class QuireServer:
-    def __init__(self, model, *flags, name="m", start_seconds=120, env=None):
+    def __init__(self, model, *flags, name="m", start_seconds=120, env=None, tls=None):
+        """`tls`: the client's ssl.SSLContext, where the flags make the server speak TLS."""
+        self._tls = tls
         self.port = free_port()
         self.name = name
         self._start_seconds = start_seconds
@@ -47,7 +49,7 @@ class QuireServer:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def __enter__(self):
         self.process = subprocess.Popen(
@@ -93,9 +95,14 @@ class QuireServer:
             time.sleep(0.05)
         raise RuntimeError(f"the server was not ready after {self._start_seconds} s:\n{self.log()}")
 
+    def connection(self, timeout=300):
+        if self._tls:
+            return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout, context=self._tls)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
     def request(self, method, path, body=None, headers=None, timeout=300):
         """(status, headers, bytes) of one exchange on a connection of its own. `body` is bytes, or a value sent as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = self.connection(timeout)
         try:
             headers = dict(headers or {})
             if body is not None and not isinstance(body, bytes):

@@ -1,7 +1,7 @@
 #include "net/connection.h"
 
 #include <fmt/format.h>
-#include <netinet/tcp.h>
+#include <poll.h>
 
 #include <optional>
 
@@ -136,17 +136,32 @@ api::HttpResponse error_of(int status, std::string_view path, std::string messag
   return api::error_response({.status = status, .message = std::move(message), .code = std::move(code)}, path);
 }
 
-Connection::Connection(Core& core, tcp::socket socket)
+std::string peer_of(const tcp::socket& socket) {
+  error_code ignored;
+  const tcp::endpoint peer = socket.remote_endpoint(ignored);
+  return fmt::format("{}:{}", peer.address().to_string(), peer.port());
+}
+
+void serve_connection(Core& core, Socket socket, std::string client) {
+  const auto connection = std::make_shared<Connection>(core, std::move(socket), std::move(client));
+  core.connections.insert(connection.get());
+  asio::co_spawn(core.io, connection->run(), [&core, connection](std::exception_ptr failure) {
+    core.connections.erase(connection.get());
+    if (!failure) return;
+    connection->close();
+    log::error("a connection ended with an exception");
+  });
+}
+
+Connection::Connection(Core& core, Socket socket, std::string client)
     : core_(core),
       socket_(std::move(socket)),
       buffer_(core.options.max_header_bytes + kReadAhead),
       wake_(core.io),
-      deadline_(core.io) {
+      deadline_(core.io),
+      client_(std::move(client)) {
   error_code ignored;
-  socket_.set_option(tcp::no_delay(true), ignored);
   socket_.non_blocking(true, ignored);
-  const tcp::endpoint peer = socket_.remote_endpoint(ignored);
-  client_ = fmt::format("{}:{}", peer.address().to_string(), peer.port());
 }
 
 // Reads, admits and answers one request. False if the connection ends here.
@@ -202,7 +217,7 @@ awaitable<bool> Connection::read_head(Parser& parser) {
   if (buffer_.size() == 0) {
     arm(first_ ? core_.options.header_timeout : core_.options.idle_timeout);
     idle_ = true;
-    const auto [ec] = co_await socket_.async_wait(tcp::socket::wait_read, kAwait);
+    const auto [ec] = co_await socket_.async_wait(Socket::wait_read, kAwait);
     idle_ = false;
     deadline_.disarm();
     if (ec) co_return false;
@@ -303,7 +318,7 @@ awaitable<void> Connection::watch() {
       if (peer_left()) close();
       continue;
     }
-    const auto [ec] = co_await socket_.async_wait(tcp::socket::wait_read, kAwait);
+    const auto [ec] = co_await socket_.async_wait(Socket::wait_read, kAwait);
     cancelled = static_cast<bool>(ec);
     if (!cancelled && !read_ahead()) close();
   }
@@ -320,10 +335,8 @@ bool Connection::read_ahead() {
 }
 
 bool Connection::peer_left() {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (getsockopt(socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return true;
-  return info.tcpi_state != TCP_ESTABLISHED;
+  pollfd peer{.fd = socket_.native_handle(), .events = POLLRDHUP, .revents = 0};
+  return poll(&peer, 1, 0) != 0;
 }
 
 // Sends all of `data`; the write timeout begins anew with each progress.
@@ -353,7 +366,7 @@ awaitable<bool> Connection::refuse(api::HttpResponse response, bool keep_alive) 
 // Closing with unread bytes would reset the connection and take the answer from the client: read on for a moment.
 awaitable<void> Connection::linger() {
   error_code ignored;
-  socket_.shutdown(tcp::socket::shutdown_send, ignored);
+  socket_.shutdown(Socket::shutdown_send, ignored);
   deadline_.arm(kLingerTime, [this] { close(); });
   std::string waste(16 << 10, '\0');
   size_t total = 0;

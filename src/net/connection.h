@@ -1,9 +1,10 @@
-// The inside of the server: what its connections share, and one connection. Only server.cc and connection.cc include
-// this, since Boost's headers cost each of them seconds. All of it lives on the io thread.
+// The inside of the server: what its connections share, and one connection. Only server.cc, connection.cc and tls.cc
+// include this, since Boost's headers cost each of them seconds. All of it lives on the io thread.
 #pragma once
 
 #include <atomic>
 #include <boost/asio.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
@@ -31,6 +32,9 @@ using tcp = asio::ip::tcp;
 inline constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 class Connection;
+class Tunnel;
+// Of TCP, or an end of a tunnel's pair.
+using Socket = asio::generic::stream_protocol::socket;
 
 // What all connections of a server share.
 struct Core {
@@ -40,6 +44,8 @@ struct Core {
   size_t body_bytes = 0;               // taken in by all connections for requests that still run
   int running = 0;                     // exchanges that the handler has
   std::unordered_set<Connection*> connections;
+  std::unordered_set<Tunnel*> tunnels;
+  std::unique_ptr<asio::ssl::context> tls;  // null: plain HTTP
   std::string date;
   std::time_t date_second = -1;
   // Destroyed first, with the coroutines in it; the acceptor and timers before it.
@@ -109,7 +115,8 @@ class BodyShare {
 // second one watches for the client's leaving and reads ahead.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(Core& core, tcp::socket socket);
+  // `client` is its address, for people.
+  Connection(Core& core, Socket socket, std::string client);
 
   awaitable<void> run() {
     bool more = true;
@@ -148,7 +155,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   OutboxOptions outbox_options(const Parser& parser);
 
   Core& core_;
-  tcp::socket socket_;
+  Socket socket_;
   boost::beast::flat_buffer buffer_;
   asio::steady_timer wake_;
   Deadline deadline_;
@@ -158,6 +165,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool watching_ = false;
   bool gone_ = false;
 };
+
+// Has a connection serve the socket from now on.
+void serve_connection(Core& core, Socket socket, std::string client);
+// "127.0.0.1:40312"
+std::string peer_of(const tcp::socket& socket);
 
 // An answer that no handler made, in the shape of the API's errors at this path.
 api::HttpResponse error_of(int status, std::string_view path, std::string message, std::string code = {});

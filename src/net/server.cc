@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 
 #include "base/log.h"
 #include "net/connection.h"
+#include "net/tls.h"
 
 namespace quire::net {
 
@@ -37,23 +39,28 @@ void Core::close_all() {
   drain_timer.cancel();
   const auto all = connections;
   for (Connection* connection : all) connection->close();
+  const auto coded = tunnels;
+  for (Tunnel* tunnel : coded) tunnel->end();
 }
 
 namespace {
 
-void serve_connection(Core& core, tcp::socket socket) {
-  const auto connection = std::make_shared<Connection>(core, std::move(socket));
-  core.connections.insert(connection.get());
-  asio::co_spawn(core.io, connection->run(), [&core, connection](std::exception_ptr failure) {
-    core.connections.erase(connection.get());
-    if (!failure) return;
-    connection->close();
-    log::error("a connection ended with an exception");
+void serve(Core& core, tcp::socket socket) {
+  error_code ignored;
+  socket.set_option(tcp::no_delay(true), ignored);
+  if (core.tls == nullptr) {
+    std::string client = peer_of(socket);
+    return serve_connection(core, std::move(socket), std::move(client));
+  }
+  const auto tunnel = std::make_shared<Tunnel>(core, std::move(socket));
+  asio::co_spawn(core.io, tunnel->run(), [tunnel](std::exception_ptr failure) {
+    if (failure) log::error("a connection over TLS ended with an exception");
   });
 }
 
 // One connection too many: told so if it can be done without waiting.
 void turn_away(Core& core, tcp::socket socket) {
+  if (core.tls != nullptr) return;
   const api::HttpResponse response = error_of(503, {}, "too many connections", "busy");
   std::string data;
   append_head(data, response, {.keep_alive = false, .date = core.now()});
@@ -73,10 +80,11 @@ awaitable<void> accept_all(Core& core) {
       // Out of descriptors, most likely: others must end first.
       pause.expires_after(std::chrono::milliseconds(100));
       co_await pause.async_wait(kAwait);
-    } else if (core.connections.size() >= static_cast<size_t>(core.options.max_connections)) {
+    } else if (std::max(core.connections.size(), core.tunnels.size()) >=
+               static_cast<size_t>(core.options.max_connections)) {
       turn_away(core, std::move(socket));
     } else {
-      serve_connection(core, std::move(socket));
+      serve(core, std::move(socket));
     }
   }
 }
@@ -120,6 +128,13 @@ Server::~Server() = default;
 Result<std::unique_ptr<Server>> Server::listen(ServerOptions options) {
   auto impl = std::make_unique<Impl>();
   impl->core.options = std::move(options);
+  const ServerOptions& wanted = impl->core.options;
+  if (!wanted.ssl_certfile.empty()) {
+    auto tls =
+        make_tls_context(wanted.ssl_certfile, wanted.ssl_keyfile.empty() ? wanted.ssl_certfile : wanted.ssl_keyfile);
+    if (!tls) return std::unexpected(tls.error());
+    impl->core.tls = std::move(*tls);
+  }
   if (auto bound = bind(impl->core); !bound) return std::unexpected(bound.error());
   error_code ignored;
   impl->endpoint = impl->core.acceptor.local_endpoint(ignored);
@@ -131,8 +146,8 @@ uint16_t Server::port() const { return impl_->endpoint.port(); }
 std::string Server::url() const {
   const tcp::endpoint& endpoint = impl_->endpoint;
   const std::string address = endpoint.address().to_string();
-  return endpoint.address().is_v6() ? fmt::format("http://[{}]:{}", address, endpoint.port())
-                                    : fmt::format("http://{}:{}", address, endpoint.port());
+  return fmt::format(fmt::runtime(endpoint.address().is_v6() ? "{}://[{}]:{}" : "{}://{}:{}"),
+                     impl_->core.tls == nullptr ? "http" : "https", address, endpoint.port());
 }
 
 void Server::run(api::Handler handler) {

@@ -22,6 +22,8 @@ namespace quire::net {
 struct ServerOptions {
   std::string host = "127.0.0.1";  // a name or an address
   uint16_t port = 8000;            // 0: any free one
+  std::string ssl_certfile = {};   // PEM, a chain; with it all clients must speak TLS, 1.2 at least
+  std::string ssl_keyfile = {};    // PEM; empty: it stands in ssl_certfile
   int max_connections = 1024;
   size_t max_header_bytes = 32 << 10;
   size_t max_body_bytes = 16 << 20;
@@ -38,7 +40,7 @@ struct ServerOptions {
 class Server {
  public:
   // Binds and listens; clients that connect wait until run(). kInvalidRequest with `param` "host" or "port" if the
-  // address cannot be had.
+  // address cannot be had, "ssl_certfile" or "ssl_keyfile" if these are not usable.
   static Result<std::unique_ptr<Server>> listen(ServerOptions options);
   ~Server();
   Server(const Server&) = delete;
