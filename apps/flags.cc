@@ -144,6 +144,9 @@ void add_serve_flags(CLI::App& app, ServeFlags& f, FlagTexts& t) {
       ->needs(certificate);
   app.add_option("--api-key", f.api_keys, "Keys that clients must send one of")->expected(1, 64);
   app.add_option("--served-model-name", f.served_model_names, "Names of the model in the API")->expected(1, 64);
+  app.add_option("--log-format", f.log_format, "Lines of the log: text, or a JSON object each")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"text", "json"}));
   app.add_option("--drain-timeout", f.drain_timeout_seconds, "Seconds to finish running requests in")
       ->capture_default_str()
       ->check(integer(0, 86400));

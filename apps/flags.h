@@ -33,6 +33,7 @@ struct ServeFlags {
   std::vector<std::string> api_keys;
   std::vector<std::string> served_model_names;
   int drain_timeout_seconds = 30;
+  std::string log_format = "text";  // or json
 };
 
 struct RunFlags {

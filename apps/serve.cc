@@ -71,6 +71,7 @@ int load_and_serve(const ServeFlags& flags, const PreparedModel& prepared, const
 
 int serve(const ServeFlags& given) {
   ServeFlags flags = given;
+  if (flags.log_format == "json") log::set_format(log::Format::kJson);
   // Contradictions, a wrong model and a wrong template file end here, before the port is taken.
   const auto prepared = prepare(flags.model);
   if (!prepared) return report(prepared.error());

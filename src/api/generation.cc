@@ -353,18 +353,22 @@ void Generation::cancel_all() {
 void Generation::log(int status) const {
   context_.metrics.replied(status);
   const auto milliseconds = [&](Clock::time_point when) { return seconds(when - arrival_) * 1e3; };
-  std::string line = fmt::format("request id={} client={} path={} status={} total_ms={:.1f}", request_id_, client_,
-                                 endpoint_.path, status, milliseconds(Clock::now()));
+  std::vector<log::Field> fields = {{"id", request_id_},
+                                    {"client", client_},
+                                    {"path", endpoint_.path},
+                                    {"status", int64_t{status}},
+                                    {"total_ms", milliseconds(Clock::now())}};
   if (planned_ && !answers_.empty()) {
     const Answer& first = answers_.front();
-    line += fmt::format(" stream={} answers={} prompt_tokens={} cached_tokens={} completion_tokens={}",
-                        plan_.options.stream, answers_.size(), usage_.prompt_tokens, usage_.cached_tokens,
-                        usage_.completion_tokens);
-    if (first.first_token != Clock::time_point{})
-      line += fmt::format(" ttft_ms={:.1f}", milliseconds(first.first_token));
-    if (first.choice.finished()) line += fmt::format(" finish={}", first.choice.finish_reason());
+    fields.insert(fields.end(), {{"stream", plan_.options.stream},
+                                 {"answers", static_cast<int64_t>(answers_.size())},
+                                 {"prompt_tokens", usage_.prompt_tokens},
+                                 {"cached_tokens", usage_.cached_tokens},
+                                 {"completion_tokens", usage_.completion_tokens}});
+    if (first.first_token != Clock::time_point{}) fields.push_back({"ttft_ms", milliseconds(first.first_token)});
+    if (first.choice.finished()) fields.push_back({"finish", first.choice.finish_reason()});
   }
-  log::info(line);
+  log::info("request", fields);
 }
 
 }  // namespace quire::api
