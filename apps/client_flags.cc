@@ -88,6 +88,13 @@ void add_bench_serve_flags(CLI::App& app, BenchServeFlags& f) {
   app.add_flag("--json", f.json, "Print the figures as JSON");
 }
 
+void add_verify_flags(CLI::App& app, VerifyFlags& f) {
+  app.add_option("REQUEST", f.request, "A file with the request's body, as it was sent")->required();
+  app.add_option("RESPONSE", f.response, "A file with the answer's body, as it came")->required();
+  add_server_flags(app, f.server);
+  app.add_option("--seed", f.seed, "The seed that the server chose: the answer's header X-Quire-Seed");
+}
+
 Result<void> finish(BenchServeFlags& f) {
   for (const std::string& text : f.goodput) {
     auto goal = goal_of(text);

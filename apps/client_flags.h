@@ -8,6 +8,7 @@
 namespace quire::apps {
 
 void add_bench_serve_flags(CLI::App& app, BenchServeFlags& flags);
+void add_verify_flags(CLI::App& app, VerifyFlags& flags);
 // What no flag's own check can see; turns the texts of goals into numbers.
 Result<void> finish(BenchServeFlags& flags);
 

@@ -12,6 +12,7 @@ int inspect(const InspectFlags& flags);
 int bench(const BenchFlags& flags);
 int bench_serve(const BenchServeFlags& flags);
 int simulate(const SimulateFlags& flags);
+int verify(const VerifyFlags& flags);
 
 // Prints "quire: message" on standard error and returns the exit code of the error's kind.
 int report(const Error& error);

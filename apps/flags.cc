@@ -302,10 +302,14 @@ Result<Command> parse(int argc, char** argv) {
   add_engine_flags(*simulate, command.simulate.engine, simulate_texts);
   add_simulate_flags(*simulate, command.simulate);
 
-  const std::array commands = {serve, run, inspect, bench, simulate};
-  const auto no_command = fail(ErrorKind::kInvalidRequest,
-                               fmt::format("the first argument must be serve, run, inspect, bench or simulate{}",
-                                           argc > 1 ? fmt::format(", not '{}'", argv[1]) : ""));
+  CLI::App* verify = app.add_subcommand("verify", "Ask a server again for a saved answer, and compare");
+  add_verify_flags(*verify, command.verify);
+
+  const std::array commands = {serve, run, inspect, bench, simulate, verify};
+  const auto no_command =
+      fail(ErrorKind::kInvalidRequest,
+           fmt::format("the first argument must be serve, run, inspect, bench, simulate or verify{}",
+                       argc > 1 ? fmt::format(", not '{}'", argv[1]) : ""));
   if (argc > 1 && argv[1][0] != '-' &&
       std::ranges::none_of(commands, [&](CLI::App* command) { return command->check_name(argv[1]); }))
     return no_command;
@@ -351,6 +355,8 @@ Result<Command> parse(int argc, char** argv) {
   } else if (bench->parsed()) {
     command.kind = Command::Kind::kBench;
     checked = check(command.bench);
+  } else if (verify->parsed()) {
+    command.kind = Command::Kind::kVerify;
   } else {
     command.kind = Command::Kind::kSimulate;
     checked = check_model(command.simulate.engine);

@@ -88,6 +88,13 @@ struct BenchServeFlags {
   bool json = false;
 };
 
+struct VerifyFlags {
+  ServerAddress server;
+  std::filesystem::path request;   // JSON, as it was sent
+  std::filesystem::path response;  // JSON, as it came
+  std::optional<uint64_t> seed;    // that the server chose
+};
+
 struct SimulateFlags {
   EngineOptions engine;         // `model` may be a layer file, too
   std::filesystem::path trace;  // JSON lines
@@ -107,6 +114,7 @@ struct Command {
     kBench,
     kBenchServe,
     kSimulate,
+    kVerify,
     kShown
   };  // kShown: help or version was printed
   Kind kind = Kind::kShown;
@@ -116,6 +124,7 @@ struct Command {
   BenchFlags bench;
   BenchServeFlags bench_serve;
   SimulateFlags simulate;
+  VerifyFlags verify;
 };
 
 // An error of the engine as one of the command line: options that it names, and the one that is at fault, are called by

@@ -29,6 +29,8 @@ int start(int argc, char** argv) {
       return bench_serve(command->bench_serve);
     case Command::Kind::kSimulate:
       return simulate(command->simulate);
+    case Command::Kind::kVerify:
+      return verify(command->verify);
     case Command::Kind::kShown:
       return 0;
   }

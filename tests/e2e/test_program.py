@@ -40,7 +40,7 @@ def test_an_unknown_flag():
 def test_no_command_and_a_wrong_one():
     for arguments in (("foo",), ("foo", "serve"), ("--frobnicate",), ("Serve", TINY)):
         assert_one_clear_line(run(*arguments), arguments[0])
-    assert_one_clear_line(run(), "serve, run, inspect, bench or simulate")
+    assert_one_clear_line(run(), "serve, run, inspect, bench, simulate or verify")
 
 
 # flag, values that it refuses beyond those that no number may have
