@@ -45,8 +45,9 @@ struct SamplingParams {
 // Asks for what the model makes of the prompt's last token, as numbers, instead of an answer. The prompt may be as long
 // as the model's length.
 struct Pooling {
-  // Empty: the final hidden state (after the last norm), ModelInfo::hidden_size numbers. Else these tokens' logits.
-  std::vector<TokenId> logits_of = {};
+  // Empty: the final hidden state (after the last norm), ModelInfo::hidden_size numbers. Else how probable each of
+  // these tokens is to be the next if it is one of them: the softmax of their logits.
+  std::vector<TokenId> probabilities_of = {};
 };
 
 struct Request {

@@ -18,24 +18,6 @@ constexpr size_t kInboxTokens = 512;
 
 double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
-// Names that a client made up, fit for a header: others are left out.
-std::string header_list(const std::vector<std::string>& names) {
-  constexpr size_t kMostNames = 32;
-  constexpr size_t kLongestName = 64;
-  std::string list;
-  size_t count = 0;
-  for (const std::string& name : names) {
-    const bool plain = std::ranges::all_of(name, [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
-             c == '.';
-    });
-    if (!plain || name.empty() || name.size() > kLongestName || ++count > kMostNames) continue;
-    if (!list.empty()) list += ", ";
-    list += name;
-  }
-  return list;
-}
-
 }  // namespace
 
 Generation::Generation(GenerationContext& context, std::shared_ptr<Exchange> exchange, std::string request_id,

@@ -20,6 +20,9 @@ namespace quire::api {
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
+// Names that a client made up, as a header's value: those that do not fit one are left out.
+std::string header_list(const std::vector<std::string>& names);
+
 struct HttpRequest {
   std::string method;  // "GET", "POST", ...
   std::string path;    // without the query

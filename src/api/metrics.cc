@@ -168,7 +168,7 @@ void Metrics::finished(const FinishedAnswer& answer) {
   latency_.observe(answer.seconds);
   prompt_tokens_.observe(static_cast<double>(answer.prompt_tokens));
   generation_tokens_.observe(static_cast<double>(answer.generation_tokens));
-  params_max_tokens_.observe(static_cast<double>(answer.max_tokens));
+  if (answer.max_tokens > 0) params_max_tokens_.observe(static_cast<double>(answer.max_tokens));
   if (!answer.times) return;
   queue_time_.observe(answer.times->queue);
   prefill_time_.observe(answer.times->prefill);

@@ -41,7 +41,7 @@ struct FinishedAnswer {
   std::optional<RequestTimes> times = {};  // in the engine; absent: it had no token
   int64_t prompt_tokens = 0;
   int64_t generation_tokens = 0;
-  int64_t max_tokens = 0;  // that it could have had
+  int64_t max_tokens = 0;  // that it could have had; 0: numbers were asked for, not an answer
 };
 
 class Metrics {

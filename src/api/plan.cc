@@ -175,6 +175,7 @@ std::string call_key_of(const Plan& plan) {
 ParseLimits limits_of(const Backend& backend, const ServiceOptions& service) {
   return {.vocab_size = backend.info->vocab_size,
           .max_model_len = backend.info->max_model_len,
+          .hidden_size = backend.info->hidden_size,
           .max_choices = service.max_choices,
           .defaults = service.sampling_defaults};
 }

@@ -38,6 +38,7 @@ std::string describe(const SamplingDefaults& defaults);
 struct ParseLimits {
   int64_t vocab_size = 0;
   int64_t max_model_len = 0;  // tokens
+  int64_t hidden_size = 0;    // numbers of an embedding
   int max_choices = 1024;     // prompts times n
   SamplingDefaults defaults = {};
 };

@@ -186,6 +186,25 @@ void read_max_tokens(ObjectReader& in, const char* name, const ParseLimits& limi
     in.fail("min_tokens", fmt::format("min_tokens must not be greater than {}", name));
 }
 
+std::optional<int> read_truncation(ObjectReader& in, const ParseLimits& limits) {
+  const auto keep = in.integer("truncate_prompt_tokens", -1, limits.max_model_len);
+  if (!keep) return {};
+  if (*keep == 0) in.fail("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1");
+  return static_cast<int>(*keep);
+}
+
+int read_priority(ObjectReader& in) {
+  using Limits = std::numeric_limits<int>;
+  return static_cast<int>(in.integer("priority", Limits::min(), Limits::max()).value_or(0));
+}
+
+std::string read_cache_salt(ObjectReader& in) {
+  std::string salt = in.string("cache_salt").value_or("");
+  if (salt.size() > kMaxSaltBytes)
+    in.fail("cache_salt", fmt::format("cache_salt may have at most {} bytes", kMaxSaltBytes));
+  return salt;
+}
+
 GenerationOptions read_shared_options(ObjectReader& in, const ParseLimits& limits) {
   GenerationOptions options;
   options.model = in.string("model");
@@ -194,11 +213,8 @@ GenerationOptions read_shared_options(ObjectReader& in, const ParseLimits& limit
   options.stream = in.boolean("stream").value_or(false);
   options.include_stop_str_in_output = in.boolean("include_stop_str_in_output").value_or(false);
   options.skip_special_tokens = in.boolean("skip_special_tokens").value_or(true);
-  options.priority = static_cast<int>(
-      in.integer("priority", std::numeric_limits<int>::min(), std::numeric_limits<int>::max()).value_or(0));
-  options.cache_salt = in.string("cache_salt").value_or("");
-  if (options.cache_salt.size() > kMaxSaltBytes)
-    in.fail("cache_salt", fmt::format("cache_salt may have at most {} bytes", kMaxSaltBytes));
+  options.priority = read_priority(in);
+  options.cache_salt = read_cache_salt(in);
   read_quire(in, options);
   return options;
 }
@@ -213,10 +229,7 @@ GenerationOptions read_options(ObjectReader& in, const ParseLimits& limits) {
   read_stream_options(in, options);
   options.return_token_ids = in.boolean("return_token_ids").value_or(false);
   options.return_tokens_as_token_ids = in.boolean("return_tokens_as_token_ids").value_or(false);
-  if (const auto keep = in.integer("truncate_prompt_tokens", -1, limits.max_model_len)) {
-    options.truncate_prompt_tokens = static_cast<int>(*keep);
-    if (*keep == 0) in.fail("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1");
-  }
+  options.truncate_prompt_tokens = read_truncation(in, limits);
   in.string("user");
   if (const auto count = in.integer("prompt_logprobs", 0, kMaxLogprobs))
     options.sampling.prompt_logprobs = static_cast<int>(*count);

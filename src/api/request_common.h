@@ -1,8 +1,10 @@
 // The fields that several endpoints share. Inside of request parsing only.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "api/json.h"
 #include "api/request.h"
@@ -22,6 +24,12 @@ void read_max_tokens(ObjectReader& in, const char* name, const ParseLimits& limi
 ChatPrompt read_chat_prompt(ObjectReader& in, ToolUse& use);
 // The effort that a reasoning model should make; empty if nothing is said.
 std::string read_effort(ObjectReader& in, const char* name);
+
+// A string, or a list of strings, of ids, or of lists of ids: up to limits.max_choices prompts.
+std::vector<Prompt> read_prompts(ObjectReader& in, std::string_view field, const ParseLimits& limits);
+std::optional<int> read_truncation(ObjectReader& in, const ParseLimits& limits);
+int read_priority(ObjectReader& in);
+std::string read_cache_salt(ObjectReader& in);
 
 inline constexpr int kMaxLogprobs = 20;
 

@@ -16,6 +16,7 @@
 #include "api/generation.h"
 #include "api/json_writer.h"
 #include "api/page.h"
+#include "api/pooling_job.h"
 #include "api/request.h"
 #include "api/tokenization.h"
 #include "base/log.h"
@@ -60,6 +61,7 @@ enum class Route {
   kModels,
   kModel,
   kGenerate,
+  kPool,
   kTokenize,
   kDetokenize,
   kCountTokens
@@ -88,6 +90,7 @@ std::optional<RouteEntry> find_route(std::string_view path) {
     if (entry.path == path) return entry;
   }
   if (find_endpoint(path) != nullptr) return RouteEntry{path, "POST", Route::kGenerate};
+  if (find_pooling_endpoint(path) != nullptr) return RouteEntry{path, "POST", Route::kPool};
   if (path.starts_with(kModelPrefix) && path != kModelPrefix) return RouteEntry{path, "GET", Route::kModel};
   if (find_page_file(path)) return RouteEntry{path, "GET", Route::kPage};
   return std::nullopt;
@@ -232,6 +235,11 @@ void Service::Impl::handle(HttpRequest request, const std::shared_ptr<Exchange>&
       const auto generation =
           std::make_shared<Generation>(*context_, exchange, request_id(request), *find_endpoint(request.path));
       return generation->begin(std::move(request));
+    }
+    case Route::kPool: {
+      const auto job =
+          std::make_shared<PoolingJob>(*context_, exchange, request_id(request), *find_pooling_endpoint(request.path));
+      return job->begin(std::move(request));
     }
     case Route::kTokenize:
       return answer_on_text_thread(tokenize_reply, std::move(request), exchange);

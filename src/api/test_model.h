@@ -21,18 +21,21 @@ inline constexpr TokenId kOtherStop = 258;   // "<|stop|>", special too
 inline constexpr int64_t kTestLength = 256;  // the model's length in tokens
 inline constexpr int64_t kTestVocab = 259;
 
-// Token b is byte b.
-inline text::Tokenizer byte_tokenizer() {
+// Token b is byte b. Special tokens follow: the usual three, then `more`.
+inline text::Tokenizer byte_tokenizer(const std::vector<std::string>& more = {},
+                                      std::string_view post_processor = "null") {
   std::string file;
   JsonWriter json(file);
   constexpr std::string_view kByteLevel =
       R"({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true})";
   json.begin_object().key("version").value("1.0").key("truncation").null().key("padding").null();
-  json.key("normalizer").null().key("post_processor").null();
+  json.key("normalizer").null().key("post_processor").raw(post_processor);
   json.key("pre_tokenizer").raw(kByteLevel).key("decoder").raw(kByteLevel);
   json.key("added_tokens").begin_array();
   TokenId id = 256;
-  for (const char* name : {"<s>", "<|end|>", "<|stop|>"}) {
+  std::vector<std::string> special = {"<s>", "<|end|>", "<|stop|>"};
+  special.insert(special.end(), more.begin(), more.end());
+  for (const std::string& name : special) {
     json.begin_object().key("id").value(id++).key("content").value(name).key("special").value(true);
     for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"}) json.key(flag).value(false);
     json.end_object();
@@ -82,6 +85,7 @@ class FakeEngine {
   Backend backend(const text::Tokenizer* tokenizer, const text::ChatTemplate* chat_template) {
     info_.vocab_size = kTestVocab;
     info_.max_model_len = kTestLength;
+    info_.hidden_size = 4;
     info_.end_tokens = {kEndToken};
     info_.fingerprint = "weights";
     return {

@@ -15,7 +15,7 @@ namespace quire::engine {
 struct LogitsUse {
   size_t request = 0;    // index into StepPlan::requests
   int64_t position = 0;  // of the row; its logits are about position + 1
-  bool samples = false;  // or are pooled; false: only for the log-probability of the prompt token at position + 1
+  bool samples = false;  // or is pooled; false: only for the log-probability of the prompt token at position + 1
 };
 
 // Which logits a request wants.

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "kernels/math.h"
 
 namespace quire::engine {
 namespace {
@@ -25,11 +26,19 @@ Result<void> validate_pooling(const Pooling& pooling, int64_t length, const Mode
     return fail(ErrorKind::kInvalidRequest,
                 fmt::format("the prompt has {} tokens; the model's length is {} tokens", length, info.max_model_len),
                 "prompt");
-  for (TokenId id : pooling.logits_of)
+  for (TokenId id : pooling.probabilities_of)
     if (id < 0 || id >= info.vocab_size)
       return fail(ErrorKind::kInvalidRequest,
-                  fmt::format("logits_of holds token {}; the vocabulary has {}", id, info.vocab_size), "logits_of");
+                  fmt::format("probabilities_of holds token {}; the vocabulary has {}", id, info.vocab_size),
+                  "probabilities_of");
   return {};
+}
+
+void softmax(std::span<float> logits) {
+  const float greatest = std::ranges::max(logits);
+  float sum = 0;
+  for (float& x : logits) sum += x = kernels::exp(x - greatest);
+  for (float& x : logits) x /= sum;
 }
 
 // An empty update in the memory of one that is done with.
@@ -155,7 +164,8 @@ Result<void> Core::step() {
     Active& active = active_.at(planned.id);
     if (planned.first && !planned.resumed) this->start(planned, active, start);
     const auto& pooling = active.request.pooling;
-    wanted_.push_back({.prompt_from = active.next_prompt_row, .samples = !pooling || !pooling->logits_of.empty()});
+    wanted_.push_back(
+        {.prompt_from = active.next_prompt_row, .samples = !pooling || !pooling->probabilities_of.empty()});
     if (active.mask && planned.samples) {
       active.mask->want();
       masks_.add(active.mask);
@@ -245,7 +255,7 @@ void Core::use_row_or_throw(Active& active, const Row& row, Update& update) {
   if (!row.use.samples) return;
   const auto& pooling = active.request.pooling;
   if (!pooling) return sample_row(active, row, update);
-  for (const TokenId token : pooling->logits_of) update.pooled.push_back(row.logits[static_cast<size_t>(token)]);
+  for (const TokenId token : pooling->probabilities_of) update.pooled.push_back(row.logits[static_cast<size_t>(token)]);
 }
 
 void Core::sample_row(Active& active, const Row& row, Update& update) {
@@ -297,12 +307,15 @@ bool Core::stops(const Active& active, TokenId token) const {
 void Core::finish_pooling(const Active& active, const exec::BatchSequence& sequence, Update& update) const {
   const auto& pooling = active.request.pooling;
   if (!pooling || update.error) return;
-  if (pooling->logits_of.empty()) {
+  if (pooling->probabilities_of.empty()) {
     update.pooled.resize(static_cast<size_t>(model_->info.hidden_size));
     model_->forward->final_hidden(sequence.first_row + sequence.num_rows - 1, update.pooled);
   }
-  if (!std::ranges::all_of(update.pooled, [](float x) { return std::isfinite(x); }))
+  if (!std::ranges::all_of(update.pooled, [](float x) { return std::isfinite(x); })) {
     update.error = Error{ErrorKind::kInternal, "the model produced what is not numbers"};
+  } else if (!pooling->probabilities_of.empty()) {
+    softmax(update.pooled);
+  }
 }
 
 void Core::finish_step() {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <filesystem>
 #include <fstream>
@@ -157,8 +158,8 @@ TEST(Engine, RefusesWhatCannotRunAndNamesTheField) {
   EXPECT_EQ(refused(hot), "top_p");
   EXPECT_EQ(refused(pooled({})), "prompt");
   EXPECT_EQ(refused(pooled(std::vector<TokenId>(513, 1))), "prompt");
-  EXPECT_EQ(refused(pooled({1}, {300})), "logits_of");
-  EXPECT_EQ(refused(pooled({1}, {-1})), "logits_of");
+  EXPECT_EQ(refused(pooled({1}, {300})), "probabilities_of");
+  EXPECT_EQ(refused(pooled({1}, {-1})), "probabilities_of");
 }
 
 TEST(Engine, PoolsPromptsAsLongAsTheModel) {
@@ -185,12 +186,15 @@ TEST(Engine, PoolsPromptsAsLongAsTheModel) {
   EXPECT_EQ(stats.prompt_tokens, 1024U);
 }
 
-// Their last logits, bit for bit, are those from which an answer's first token is chosen.
-TEST(Engine, PoolsTheLogitsOfTokens) {
+// The logits are those from which an answer's first token is chosen.
+TEST(Engine, PoolsTheProbabilitiesOfTokens) {
   CoreHarness harness(tiny());
   const auto answers = harness.run({greedy({1, 2, 3}, 1), pooled({1, 2, 3}, {250, 4})});
   const std::vector<float>& logits = answers[0].logits.at(2);
-  EXPECT_EQ(answers[1].pooled, (std::vector<float>{logits[250], logits[4]}));
+  const double a = std::exp(logits[250]), b = std::exp(logits[4]);
+  ASSERT_EQ(answers[1].pooled.size(), 2U);
+  EXPECT_NEAR(answers[1].pooled[0], a / (a + b), 1e-6);
+  EXPECT_NEAR(answers[1].pooled[1], b / (a + b), 1e-6);
 }
 
 std::vector<TokenId> up_to_first(const std::vector<TokenId>& tokens, TokenId token) {

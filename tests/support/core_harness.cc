@@ -105,8 +105,8 @@ Request greedy(std::vector<TokenId> prompt, int tokens) {
   return request;
 }
 
-Request pooled(std::vector<TokenId> prompt, std::vector<TokenId> logits_of) {
-  return {.prompt = std::move(prompt), .pooling = Pooling{.logits_of = std::move(logits_of)}};
+Request pooled(std::vector<TokenId> prompt, std::vector<TokenId> probabilities_of) {
+  return {.prompt = std::move(prompt), .pooling = Pooling{.probabilities_of = std::move(probabilities_of)}};
 }
 
 std::string golden_dir() {

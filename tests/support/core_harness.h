@@ -57,8 +57,8 @@ class CoreHarness {
 
 // A greedy request for `tokens` tokens that never stops early.
 Request greedy(std::vector<TokenId> prompt, int tokens);
-// A request for the prompt's last hidden state or, given some, the logits of these tokens.
-Request pooled(std::vector<TokenId> prompt, std::vector<TokenId> logits_of = {});
+// A request for the prompt's last hidden state or, given some, the probabilities of these tokens.
+Request pooled(std::vector<TokenId> prompt, std::vector<TokenId> probabilities_of = {});
 
 // The folder of golden models: QUIRE_GOLDEN_DIR, or the one in the source tree.
 std::string golden_dir();
