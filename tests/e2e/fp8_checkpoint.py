@@ -8,6 +8,8 @@ import re
 import shutil
 import struct
 
+from safetensors_file import read, write
+
 BLOCK = 16
 LARGEST = 448.0
 
@@ -37,27 +39,6 @@ def bf16_bits(value):
     """To the nearest, ties to even."""
     (bits,) = struct.unpack("<I", struct.pack("<f", value))
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-
-
-def read(path):
-    """name: (dtype, shape, bytes)"""
-    data = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8 : 8 + length])
-    header.pop("__metadata__", None)
-    return {
-        name: (entry["dtype"], entry["shape"], data[8 + length :][slice(*entry["data_offsets"])])
-        for name, entry in header.items()
-    }
-
-
-def write(path, tensors):
-    header, content = {}, b""
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(content), len(content) + len(data)]}
-        content += data
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content)
 
 
 def rounded(shape, data):

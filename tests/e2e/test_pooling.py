@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+import safetensors_file
 from tiny import FLAGS, TINY, client, client_of, server, wait_until_idle  # noqa: F401
 
 from quire_server import ROOT, QuireServer
@@ -45,6 +46,21 @@ def test_embeddings_are_the_references():
     for embedding, half, state in zip(ours, halves, states, strict=True):
         assert embedding == pytest.approx(unit(state), abs=1e-3)
         assert half == pytest.approx(unit(state[: HIDDEN // 2]), abs=1e-3)
+
+
+# As sentence-transformers saves embedding models: the tensors of the model inside, whose names lack its own.
+@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
+def test_a_checkpoint_saved_without_its_head_gives_the_same(name, tmp_path):
+    source, bare = QWEN3.parent / name, tmp_path / "bare"
+    shutil.copytree(source, bare)
+    tensors = safetensors_file.read(source / "model.safetensors")
+    assert any(key.startswith("model.") for key in tensors)
+    safetensors_file.write(bare / "model.safetensors", {key.removeprefix("model."): value for key, value in tensors.items()})
+    found = []
+    for folder in (source, bare):
+        with QuireServer(folder, *FLAGS) as running:
+            found.append([bits(e) for e in embed(client_of(running), [[5, 6, 7], list(range(3, 90))])])
+    assert found[0] == found[1]
 
 
 def test_the_client_decodes_base64_to_the_same(client):

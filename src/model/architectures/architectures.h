@@ -10,9 +10,7 @@ namespace quire::model {
 Result<ModelSpec> llama_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> llama_from_gguf(const GgufConfig& config);
 Result<ModelSpec> mistral_from_hugging_face(const HuggingFaceConfig& config);
-Result<ModelSpec> qwen2_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> qwen2_from_gguf(const GgufConfig& config);
-Result<ModelSpec> qwen3_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> qwen3_from_gguf(const GgufConfig& config);
 Result<ModelSpec> qwen3_moe_from_hugging_face(const HuggingFaceConfig& config);
 Result<ModelSpec> qwen3_moe_from_gguf(const GgufConfig& config);
@@ -42,6 +40,8 @@ Result<ModelSpec> qwen3_5_moe_from_gguf(const GgufConfig& config);
 Result<ModelSpec> llama4_from_gguf(const GgufConfig& config);
 
 // Models that files hold in several ways: which one, the tensors tell; null: none is known.
+Result<ModelSpec> qwen2_from_hugging_face(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
+Result<ModelSpec> qwen3_from_hugging_face(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
 Result<ModelSpec> gemma3_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
 Result<ModelSpec> qwen3_5_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);
 Result<ModelSpec> qwen3_5_moe_from_multimodal(const HuggingFaceConfig& config, const weights::TensorSource* tensors);

@@ -104,8 +104,9 @@ Result<DecoderSizes> decoder_sizes(const GgufConfig& config, bool has_dense) {
   return checked(s, kGgufKeys);
 }
 
-DecoderNames hugging_face_names(const DecoderTraits& traits, const std::string& root) {
+DecoderNames hugging_face_names(const DecoderTraits& traits) {
   DecoderNames n;
+  const std::string& root = traits.root;
   n.embedding = root + "embed_tokens.weight";
   n.final_norm = root + "norm.weight";
   // "language_model.model." has its head at "language_model.lm_head.weight", "model.language_model." at

@@ -53,6 +53,7 @@ struct DecoderTraits {
   bool fused = false;           // q, k and v are one tensor, and gate and up
   bool tied_head = false;       // where the configuration does not say
   bool interleaved_qk = false;  // q and k rows need MatrixPart::interleaved_head_dim
+  std::string root = "model.";  // before all names of Hugging Face but the head's; composite models have another
 };
 
 // Names of a layer's tensors in one checkpoint format.
@@ -64,8 +65,7 @@ struct DecoderNames {
   std::string qkv, gate_up;  // instead of those where they are fused
 };
 
-// `root` is before all but the head: composite models have another, and the head's is beside it.
-DecoderNames hugging_face_names(const DecoderTraits& traits, const std::string& root = "model.");
+DecoderNames hugging_face_names(const DecoderTraits& traits);
 DecoderNames gguf_names(const DecoderTraits& traits);
 
 // Reads attention_bias (q, k, v and output) and mlp_bias, false where the configuration does not have them.

@@ -111,6 +111,7 @@ Result<DecoderTraits> read_traits(const HuggingFaceConfig& config, DecoderTraits
 Result<ModelSpec> gemma3(const HuggingFaceConfig& config, const std::string& root) {
   auto t = read_traits(config, traits("gemma3", true), false);
   if (!t) return std::unexpected(t.error());
+  t->root = root;
   auto sizes = decoder_sizes(config);
   if (!sizes) return std::unexpected(sizes.error());
   auto pattern = config.integer_or("sliding_window_pattern", 1, kMaxLayers, kPattern3);
@@ -124,7 +125,7 @@ Result<ModelSpec> gemma3(const HuggingFaceConfig& config, const std::string& roo
   auto local = local_rope(config, sizes->head_dim);
   if (!local) return std::unexpected(local.error());
 
-  ModelSpec spec = build_decoder(*sizes, *t, hugging_face_names(*t, root), t->tied_head);
+  ModelSpec spec = build_decoder(*sizes, *t, hugging_face_names(*t), t->tied_head);
   spec.ropes = {std::move(*global), std::move(*local)};
   set_layers(spec, *full, *window);
   return spec;

@@ -91,7 +91,7 @@ ModelSpec build(Glm5 m, const std::string& root) {
   const int hidden = l.experts.hidden = l.sizes.hidden;
   l.sizes.kv_heads = l.sizes.q_heads = l.shape.heads;
   l.sizes.head_dim = l.shape.query_dim();
-  const DecoderNames names = hugging_face_names(DecoderTraits{}, root);
+  const DecoderNames names = hugging_face_names({.architecture = "glm5_next", .root = root});
   ExpertNames experts = hugging_face_expert_names("shared_experts");
   experts.correction = kHuggingFaceCorrection;
   ModelSpec spec = build_decoder(l.sizes, {.architecture = "glm5_next"}, names, l.tied);

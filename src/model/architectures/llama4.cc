@@ -56,8 +56,8 @@ struct Names {
   bool transposed = false;  // experts
 };
 
-Names hugging_face(const DecoderTraits& traits, const std::string& root, bool stacked) {
-  Names n{hugging_face_names(traits, root), {}, stacked};
+Names hugging_face(const DecoderTraits& traits, bool stacked) {
+  Names n{hugging_face_names(traits), {}, stacked};
   n.decoder.gate = "feed_forward.gate_proj.weight";
   n.decoder.up = "feed_forward.up_proj.weight";
   n.decoder.down = "feed_forward.down_proj.weight";
@@ -203,7 +203,8 @@ Result<ModelSpec> make(const HuggingFaceConfig& config, const std::string& root,
     for (const char* end : {"gate_proj.weight", "gate_proj.weight_packed"})
       separate |= tensors->find(first + end) != nullptr;
   }
-  const Names names = hugging_face(m->traits, root, !separate);
+  m->traits.root = root;
+  const Names names = hugging_face(m->traits, !separate);
   return build(std::move(*m), names);
 }
 

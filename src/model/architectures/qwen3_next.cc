@@ -294,8 +294,9 @@ DecoderTraits traits(const char* architecture, float norm_offset) {
 
 ModelSpec build_hugging_face(Hybrid h, const char* architecture, const std::string& root = "model.",
                              bool stacked = false) {
-  const DecoderTraits t = traits(architecture, 1);
-  return build(std::move(h), t, {hugging_face_names(t, root), kHuggingFaceNames, expert_names(stacked)});
+  DecoderTraits t = traits(architecture, 1);
+  t.root = root;
+  return build(std::move(h), t, {hugging_face_names(t), kHuggingFaceNames, expert_names(stacked)});
 }
 
 ModelSpec build_gguf(Hybrid h, const char* architecture) {

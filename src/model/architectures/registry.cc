@@ -20,8 +20,6 @@ struct HuggingFaceEntry {
 constexpr std::array kHuggingFace = {
     HuggingFaceEntry{"LlamaForCausalLM", llama_from_hugging_face},
     HuggingFaceEntry{"MistralForCausalLM", mistral_from_hugging_face},
-    HuggingFaceEntry{"Qwen2ForCausalLM", qwen2_from_hugging_face},
-    HuggingFaceEntry{"Qwen3ForCausalLM", qwen3_from_hugging_face},
     HuggingFaceEntry{"Qwen3MoeForCausalLM", qwen3_moe_from_hugging_face},
     HuggingFaceEntry{"GptOssForCausalLM", gpt_oss_from_hugging_face},
     HuggingFaceEntry{"Qwen3_5ForCausalLM", qwen3_5_from_hugging_face},
@@ -45,6 +43,8 @@ struct VaryingEntry {
   bool composite;
 };
 constexpr std::array kVarying = {
+    VaryingEntry{"Qwen2ForCausalLM", qwen2_from_hugging_face, false},
+    VaryingEntry{"Qwen3ForCausalLM", qwen3_from_hugging_face, false},
     VaryingEntry{"Gemma3ForConditionalGeneration", gemma3_from_multimodal, true},
     VaryingEntry{"Qwen3_5ForConditionalGeneration", qwen3_5_from_multimodal, true},
     VaryingEntry{"Qwen3_5MoeForConditionalGeneration", qwen3_5_moe_from_multimodal, true},
