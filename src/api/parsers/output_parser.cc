@@ -100,13 +100,11 @@ OutputFormats formats_of(std::string_view chat_template) {
   OutputFormats formats;
   if (has("<arg_key>")) {
     formats.tools = ToolFormat::kGlm45;
-  } else if (has("<function=")) {
-    formats.tools = ToolFormat::kQwen3Coder;
   } else if (has("<tool_call>")) {
-    formats.tools = ToolFormat::kHermes;
+    formats.tools = has("<function=") ? ToolFormat::kQwen3Coder : ToolFormat::kHermes;
   } else if (has("[TOOL_CALLS]")) {
     formats.tools = ToolFormat::kMistral;
-  } else if (has("<|python_tag|>")) {
+  } else if (has("dictionary of argument name")) {
     formats.tools = ToolFormat::kLlama3Json;
   }
   if (has("</think>")) formats.reasoning = ReasoningFormat::kThink;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -278,6 +279,38 @@ TEST(OutputParser, ReadsTheCallsThatPublishedTemplatesWrite) {
       EXPECT_EQ(json::parse(pieces[1].text), json::parse(R"({"city": "Oslo", "unit": "celsius"})")) << published.name;
     }
     EXPECT_TRUE(seen) << published.name;
+  }
+}
+
+// What each model writes, its makers say; templates of formats that are not read must not pass for others.
+TEST(OutputParser, TellsFormatsByPublishedTemplates) {
+  const char* folder = std::getenv("QUIRE_TEMPLATE_DIR");
+  if (folder == nullptr) GTEST_SKIP() << "QUIRE_TEMPLATE_DIR is not set";
+  const std::pair<const char*, OutputFormats> all[] = {
+      {"Qwen-Qwen2.5-7B-Instruct", {.tools = ToolFormat::kHermes}},
+      {"NousResearch-Hermes-3-Llama-3.1-8B-tool_use", {.tools = ToolFormat::kHermes}},
+      {"Qwen-QwQ-32B", kThinkHermes.formats},
+      {"Qwen3-Coder", {.tools = ToolFormat::kQwen3Coder}},
+      {"Qwen3.5-4B", {ToolFormat::kQwen3Coder, ReasoningFormat::kThink}},
+      {"NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {ToolFormat::kQwen3Coder, ReasoningFormat::kThink}},
+      {"GLM-4.7-Flash", {ToolFormat::kGlm45, ReasoningFormat::kThink}},
+      {"mistralai-Mistral-Nemo-Instruct-2407", {.tools = ToolFormat::kMistral}},
+      {"mistralai-Ministral-3-14B-Reasoning-2512", {ToolFormat::kMistral, ReasoningFormat::kMistral}},
+      {"meta-llama-Llama-3.1-8B-Instruct", {.tools = ToolFormat::kLlama3Json}},
+      {"meta-llama-Llama-3.2-3B-Instruct", {.tools = ToolFormat::kLlama3Json}},
+      {"meta-llama-Llama-3.3-70B-Instruct", {.tools = ToolFormat::kLlama3Json}},
+      {"openai-gpt-oss-120b", kHarmony.formats},
+      {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", {.reasoning = ReasoningFormat::kThink}},
+      {"ByteDance-Seed-OSS", {}},
+      {"meetkai-functionary-medium-v3.1", {}},
+      {"google-gemma-2-2b-it", {}},
+      {"moonshotai-Kimi-K2", {}},
+  };
+  for (const auto& [name, formats] : all) {
+    std::ifstream in(std::string(folder) + "/" + name + ".jinja");
+    ASSERT_TRUE(in) << name;
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    EXPECT_EQ(describe(formats_of(text)), describe(formats)) << name;
   }
 }
 
