@@ -212,6 +212,25 @@ TEST_F(ServiceTest, StreamsTheEchoOfAllAnswersInAnyOrder) {
   }
 }
 
+TEST_F(ServiceTest, CountsTheTokensOfReasoning) {
+  open({.reasoning = ReasoningFormat::kThink});
+  const std::string messages = R"({"messages":[{"role":"user","content":"a"}],"stream":)";
+  for (const std::string& answer : {std::string("<think>Add.</think>Well."), std::string("Well.")}) {
+    const size_t id = engine_.asked();
+    const auto whole = submit("/v1/chat/completions", messages + "false}");
+    engine_.send_text(id, answer, FinishReason::kStop);
+    const auto stream = submit("/v1/chat/completions", messages + R"(true,"stream_options":{"include_usage":true}})");
+    engine_.send_text(id + 1, answer, FinishReason::kStop);
+    const json usage = finish(*whole)["usage"];
+    EXPECT_EQ(usage.contains("completion_tokens_details"), answer.starts_with("<think>"));
+    // "<think>Add.": a token a byte; the end of it counts for the text.
+    if (answer.starts_with("<think>")) {
+      EXPECT_EQ(usage["completion_tokens_details"]["reasoning_tokens"], 11);
+    }
+    EXPECT_EQ(finish_stream(*stream).back()["usage"], usage);
+  }
+}
+
 TEST_F(ServiceTest, EndsAtAStopStringAndCancelsTheRest) {
   open();
   const auto exchange = submit("/v1/completions", R"({"prompt":"a","stop":["END","\n"],"return_token_ids":true})");

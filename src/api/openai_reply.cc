@@ -28,6 +28,12 @@ void write_usage(JsonWriter& json, const Usage& usage) {
   json.key("completion_tokens").value(usage.completion_tokens);
   json.key("total_tokens").value(usage.prompt_tokens + usage.completion_tokens);
   json.key("prompt_tokens_details").begin_object().key("cached_tokens").value(usage.cached_tokens).end_object();
+  if (usage.reasoning_tokens > 0)
+    json.key("completion_tokens_details")
+        .begin_object()
+        .key("reasoning_tokens")
+        .value(usage.reasoning_tokens)
+        .end_object();
   json.end_object();
 }
 
