@@ -5,6 +5,7 @@
 
 #include <clocale>
 #include <cstdio>
+#include <cwchar>
 #include <string_view>
 #include <utility>
 
@@ -37,7 +38,8 @@ class LineEditor::Impl {
     el_source(edit_, nullptr);
     // While a line is edited Ctrl-C is a key: no signal comes in between.
     el_set(edit_, EL_SETTY, "-d", "-isig", nullptr);
-    el_set(edit_, EL_ADDFN, "quire-interrupt", "give the line up", &interrupt);
+    // The wide form keeps the names as they are; the narrow one copies them and never frees the copies.
+    el_wset(edit_, EL_ADDFN, L"quire-interrupt", L"give the line up", &interrupt);
     el_set(edit_, EL_BIND, "^C", "quire-interrupt", nullptr);
   }
   ~Impl() {
@@ -76,7 +78,7 @@ class LineEditor::Impl {
     return static_cast<Impl*>(data);
   }
   static char* prompt(EditLine* edit) { return self(edit)->prompt_.data(); }
-  static unsigned char interrupt(EditLine* edit, int) {
+  static unsigned char interrupt(EditLine* edit, wint_t) {
     self(edit)->interrupted_ = true;
     return CC_NEWLINE;
   }
