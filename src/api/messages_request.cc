@@ -50,7 +50,11 @@ std::optional<std::string> read_text(ObjectReader& in, const char* name, const s
   for_blocks(in, *value, place, [&](ObjectReader& block, const std::string& type, const std::string& at) {
     if (type != "text") return refuse_block(block, at, type, "text");
     const std::string piece = required(block, "text", at);
-    text = text ? *text + "\n" + piece : piece;
+    if (text) {
+      *text += "\n" + piece;
+    } else {
+      text = piece;
+    }
   });
   return text;
 }

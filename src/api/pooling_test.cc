@@ -200,6 +200,19 @@ TEST_F(PoolingTest, ARankingAsksWithThePublishedPrompt) {
   EXPECT_EQ(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 7);
 }
 
+// A long query before each of many documents is far more than the body.
+TEST_F(PoolingTest, TheTextsOfARankingAreBoundedTogether) {
+  open_reranker();
+  const std::string query(100'000, 'q');
+  std::string documents = R"("d")";
+  for (int i = 1; i < 400; ++i) documents += R"(,"d")";
+  const json error = error_of(
+      "/v1/rerank", R"({"truncate_prompt_tokens":-1,"query":")" + query + R"(","documents":[)" + documents + "]}");
+  EXPECT_EQ(error["param"], "documents");
+  EXPECT_NE(error["message"].get<std::string>().find("16777216 bytes together"), std::string::npos) << error;
+  EXPECT_EQ(engine_.asked(), 0U);
+}
+
 TEST_F(PoolingTest, TheBestComeFirstAndOfEqualsTheFirst) {
   open_reranker();
   for (const char* path : {"/rerank", "/v1/rerank", "/v2/rerank"}) {

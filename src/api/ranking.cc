@@ -48,6 +48,8 @@ Result<Reranker> reranker_of(const Backend& backend) {
   return reranker;
 }
 
+constexpr size_t kMostBytes = 16 << 20;  // of all texts of a request
+
 // Query and document are text alone: what is spelled like a special token in them is none, so that no document can
 // answer for the model. Where the prompt is too long, the document loses its end.
 Result<std::vector<TokenId>> prompt_of(const Reranker& reranker, const std::string& content,
@@ -82,6 +84,7 @@ Result<PoolingPlan> plan_ranking(const RankingRequest& request, std::vector<std:
   if (!reranker) return std::unexpected(reranker.error());
   plan->pooling.probabilities_of = {reranker->yes, reranker->no};
   const std::string_view instruction = request.instruction.empty() ? kInstruction : request.instruction;
+  size_t bytes = 0;
   for (size_t i = 0; i < request.documents.size(); ++i) {
     const std::string& query = request.queries[request.queries.size() == 1 ? 0 : i];
     if (query.starts_with("<|im_start|>")) {
@@ -91,6 +94,14 @@ Result<PoolingPlan> plan_ranking(const RankingRequest& request, std::vector<std:
     }
     const std::string content =
         fmt::format("<Instruct>: {}\n<Query>: {}\n<Document>: {}", instruction, query, request.documents[i]);
+    // The query stands before every document, so all together may be far more than the body.
+    bytes += content.size();
+    if (bytes > kMostBytes) {
+      return fail(ErrorKind::kInvalidRequest,
+                  fmt::format("{}: with the query before each, the first {} have more than {} bytes together", field,
+                              i + 1, kMostBytes),
+                  field);
+    }
     auto ids = prompt_of(*reranker, content, request.options, context);
     if (!ids) return std::unexpected(ids.error());
     plan->prompts.push_back(std::move(*ids));
