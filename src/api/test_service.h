@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -238,6 +239,7 @@ class ServiceTest : public testing::Test {
   }
 
   text::Tokenizer tokenizer_;
+  std::optional<text::Tokenizer> other_tokenizer_;  // of models unlike it, which the grammars' thread still reads
   text::ChatTemplate template_;
   text::GrammarCompiler grammars_;
   FakeEngine engine_;
