@@ -17,21 +17,41 @@
 namespace quire::apps {
 namespace {
 
-using nlohmann::json;
+// Its members stay in the order in which they came, which a chat template may show.
+using json = nlohmann::ordered_json;
 
 constexpr size_t kLargestFile = 64 << 20;
 constexpr size_t kShown = 60;  // bytes of a value that differs
 
-// What may differ between answers to equal requests: names and times of the exchange, and what the cache did for it.
-constexpr std::array<std::string_view, 8> kOfTheExchange = {"id",    "item_id",      "created", "created_at",
-                                                            "model", "completed_at", "usage",   "quire"};
+constexpr int kDeepest = 128;  // as the server takes
 
-bool is_of_the_exchange(std::string_view key) { return std::ranges::find(kOfTheExchange, key) != kOfTheExchange.end(); }
+// What may differ between answers to equal requests: names and times of the exchange, and what the cache did for it.
+constexpr std::array<std::string_view, 7> kOfTheExchange = {"id",           "created", "created_at", "model",
+                                                            "completed_at", "usage",   "quire"};
+
+// Whether the member is of the answer itself, or the name of one of its items: what stands deeper is the model's.
+bool is_of_the_exchange(std::string_view place, std::string_view key) {
+  if (place.empty()) return std::ranges::find(kOfTheExchange, key) != kOfTheExchange.end();
+  const bool item =
+      (place.starts_with("output/") || place.starts_with("content/")) && place.find('/') == place.rfind('/');
+  return item && key == "id";
+}
+
+// Discarded where it is no JSON, or nested too deeply.
+json parse_bounded(const std::string& text) {
+  bool deep = false;
+  const auto within = [&](int depth, json::parse_event_t, json&) {
+    deep = deep || depth > kDeepest;
+    return !deep;
+  };
+  json value = json::parse(text, within, false);
+  return deep ? json(json::value_t::discarded) : value;
+}
 
 Result<json> read_object(const std::filesystem::path& path, std::string_view what) {
   auto text = read_file(path, kLargestFile);
   if (!text) return std::unexpected(text.error());
-  json value = json::parse(*text, nullptr, false);
+  json value = parse_bounded(*text);
   if (value.is_object()) return value;
   const bool stream = text->starts_with("data:") || text->starts_with("event:");
   return fail(ErrorKind::kInvalidRequest,
@@ -77,12 +97,12 @@ std::optional<std::string> difference(const json& saved, const json& now, const 
   const auto inner = [&](const std::string& key) { return place.empty() ? key : place + "/" + key; };
   if (saved.is_object() && now.is_object()) {
     for (const auto& [key, value] : saved.items()) {
-      if (is_of_the_exchange(key)) continue;
+      if (is_of_the_exchange(place, key)) continue;
       if (!now.contains(key)) return inner(key) + " is missing";
       if (auto found = difference(value, now.at(key), inner(key))) return found;
     }
     for (const auto& [key, value] : now.items())
-      if (!is_of_the_exchange(key) && !saved.contains(key)) return inner(key) + " was not there";
+      if (!is_of_the_exchange(place, key) && !saved.contains(key)) return inner(key) + " was not there";
     return std::nullopt;
   }
   if (saved.is_array() && now.is_array()) {
@@ -115,7 +135,7 @@ Result<json> ask(const VerifyFlags& flags, const std::string& endpoint, const js
   if (!answer) return std::unexpected(answer.error());
   if (answer->status != 200)
     return fail(ErrorKind::kInvalidRequest, fmt::format("{}: {}", endpoint, refusal_text(*answer)));
-  json body = json::parse(answer->body, nullptr, false);
+  json body = parse_bounded(answer->body);
   if (!body.is_object())
     return fail(ErrorKind::kInvalidRequest,
                 fmt::format("{} answers no JSON object: {}", endpoint, in_quotes(answer->body)));

@@ -72,6 +72,18 @@ def test_the_place_of_the_first_difference_is_told(server, tmp_path):
     assert "choices/1/stop_reason was not there" in told(lambda choices: choices[1].pop("stop_reason"))
 
 
+# A template writes tools in the order of their members, and the model's own members are its answer.
+def test_members_keep_their_order_and_deep_ones_count(server, tmp_path):
+    tool = {"type": "function", "function": {"name": "z", "parameters": {"type": "object", "properties": {"b": {"const": 2}, "a": {"const": 1}}, "required": ["b", "a"], "additionalProperties": False}}}  # fmt: skip
+    request = {"messages": MESSAGES, "max_tokens": 90, "temperature": 0, "tools": [tool], "tool_choice": "required"}
+    response = server.post("/v1/chat/completions", request)
+    assert verify(server, save(tmp_path, request, response)).returncode == 0
+    call = response["choices"][0]["message"]["tool_calls"][0]
+    call["id"] = call["id"][::-1]
+    other = verify(server, save(tmp_path, request, response))
+    assert other.returncode == 1 and "choices/0/message/tool_calls/0/id" in other.stdout
+
+
 def test_a_seed_that_the_server_chose(server, tmp_path):
     request = {"prompt": [3, 4, 5], "max_tokens": 24, "temperature": 1.5, "ignore_eos": True}
     _, headers, reply = server.request("POST", "/v1/completions", request)
@@ -100,6 +112,7 @@ def test_another_model_is_told_by_its_fingerprint(server, tmp_path):
     ("{}", {"object": 3}, ("response.json",)),
     ("{}", {"object": "text_completion"}, ("HTTP 400", "prompt")),
     ("[" * 100_000, {"object": "text_completion"}, ("request.json",)),
+    ("{}", '{"object": "text_completion", "x": ' + "[" * 200 + "]" * 200 + "}", ("response.json",)),
 ], ids=str)  # fmt: skip
 def test_what_cannot_be_compared(server, request_text, response, words, tmp_path):
     assert_one_clear_line(verify(server, save(tmp_path, request_text, response)), *words)
