@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "base/hex.h"
 #include "base/log.h"
 #include "base/sha256.h"
 #include "progress.h"
@@ -20,12 +21,6 @@ namespace {
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 
 using TextResult = Result<std::optional<text::ModelText>>;
-
-std::string hex(const Sha256Digest& digest) {
-  std::string out;
-  for (std::byte b : digest) out += fmt::format("{:02x}", static_cast<int>(b));
-  return out;
-}
 
 // The argument itself if it is a template, the file's text if it names a file.
 Result<std::string> read_template(const std::string& argument) {

@@ -129,7 +129,6 @@ Result<json> ask(const VerifyFlags& flags, const std::string& endpoint, const js
   if (!client) return std::unexpected(client.error());
   auto headers = key_header();
   if (!headers) return std::unexpected(headers.error());
-  headers->emplace_back("Content-Type", "application/json");
   const auto answer = (*client)->fetch(
       {.method = "POST", .target = endpoint, .headers = std::move(*headers), .body = request.dump(), .done = {}});
   if (!answer) return std::unexpected(answer.error());

@@ -16,10 +16,7 @@ class MessagesService : public ServiceTest {
   static constexpr const char* kTools = R"("temperature":0,"tools":[{"name":"add","input_schema":{"type":"object"}}])";
 
   json whole(const std::string& members, const std::string& text, FinishReason reason = FinishReason::kStop) {
-    const size_t id = engine_.asked();
-    const auto exchange = submit(kPath, with(members));
-    engine_.send_text(id, text, reason);
-    return finish(*exchange);
+    return answered(kPath, with(members), text, reason);
   }
 };
 

@@ -19,6 +19,7 @@
 #include "api/pooling_job.h"
 #include "api/request.h"
 #include "api/tokenization.h"
+#include "base/hex.h"
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/utf8.h"
@@ -30,12 +31,6 @@ namespace {
 constexpr std::string_view kVersion = QUIRE_VERSION;
 
 Sha256Digest digest_of(std::string_view text) { return sha256(std::as_bytes(std::span(text.data(), text.size()))); }
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string out;
-  for (const std::byte byte : bytes) out += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
-  return out;
-}
 
 // Digests are compared in full, each of them, so that time tells nothing about how much of a key was right.
 bool any_equal(const std::vector<Sha256Digest>& keys, const Sha256Digest& given) {

@@ -214,6 +214,13 @@ class ServiceTest : public testing::Test {
     EXPECT_EQ(exchange.answer.status, 200) << exchange.answer.body;
     return json::parse(exchange.answer.body);
   }
+  // The whole reply, where the engine answers with this text.
+  json answered(std::string path, const std::string& body, std::string_view text, FinishReason reason) {
+    const size_t id = engine_.asked();
+    const auto exchange = submit(std::move(path), body);
+    engine_.send_text(id, text, reason);
+    return finish(*exchange);
+  }
   // Has the engine answer with this text, cut at `cuts`, and hands on each part before the next comes.
   void answer_in_parts(FakeExchange& exchange, size_t id, std::string_view text, const std::vector<size_t>& cuts,
                        FinishReason reason) {

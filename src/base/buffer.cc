@@ -48,9 +48,11 @@ Allocator::~Allocator() {
 Result<std::unique_ptr<Allocator>> Allocator::over_file(const std::filesystem::path& folder) {
   std::string name = (folder / "quire-XXXXXX").string();
   const int file = mkostemp(name.data(), O_CLOEXEC);
-  if (file < 0)
-    return fail(ErrorKind::kNotFound,
-                "offload_dir " + folder.string() + ": no file can be made there: " + words_of(errno), "offload_dir");
+  if (file < 0) {
+    const std::string reason = words_of(errno);
+    return fail(ErrorKind::kNotFound, "offload_dir " + folder.string() + ": no file can be made there: " + reason,
+                "offload_dir");
+  }
   unlink(name.c_str());
   auto allocator = std::make_unique<Allocator>();
   allocator->file_ = file;

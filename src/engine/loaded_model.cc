@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "base/cpu.h"
+#include "base/hex.h"
 #include "base/log.h"
 #include "base/topology.h"
 #include "model/architectures/architectures.h"
@@ -108,12 +109,6 @@ Sha256Digest root_digest(const model::Model& model, DType cache) {
     hash.update(bytes_of("\n"));
   }
   return hash.finish();
-}
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string text;
-  for (std::byte b : bytes) text += fmt::format("{:02x}", static_cast<int>(b));
-  return text;
 }
 
 // The CPUs that workers are pinned to, where they are pinned.

@@ -11,6 +11,9 @@ namespace {
 // Rows whose scores are made together.
 constexpr int kBlockRows = 256;
 
+// What a sublayer made comes beside the streams.
+static_assert(kernels::kMostCombined == kernels::kMostStreams + 1);
+
 float* floats(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
 
 }  // namespace

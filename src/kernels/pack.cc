@@ -351,11 +351,13 @@ Result<PackedMatrix> pack(std::span<const PackSource> sources, WeightTarget targ
   const Rows rows(sources);
   const size_t widened = is_integer(layout) ? 0 : static_cast<size_t>(inputs);
   const size_t worker_bytes = (widened * sizeof(float) + rows.scratch_bytes() + 63) / 64 * 64;
-  std::vector<std::byte> scratch(static_cast<size_t>(pool.size()) * worker_bytes);
+  Allocator working_memory;  // not `allocator`, whose memory may lie in a file
+  auto scratch = working_memory.allocate(static_cast<size_t>(pool.size()) * worker_bytes);
+  if (!scratch) return std::unexpected(scratch.error());
 
   const PanelJob job{layout, static_cast<int>(outputs), inputs, rows};
   pool.run([&](int worker) {
-    std::byte* mine = scratch.data() + static_cast<size_t>(worker) * worker_bytes;
+    std::byte* mine = scratch->data() + static_cast<size_t>(worker) * worker_bytes;
     const Scratch own{{reinterpret_cast<float*>(mine), widened},
                       {mine + widened * sizeof(float), rows.scratch_bytes()}};
     const auto begin = static_cast<int>(int64_t{panels} * worker / pool.size());
